@@ -1,0 +1,88 @@
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from wmrl_jax.models.model import Model, build_model
+from wmrl_jax.models.shared_prefix import completion_states
+from wmrl_jax.train.config import ModelConfig
+
+TINY = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
+PROMPT_LENGTHS, LENGTHS = np.asarray([5, 2]), np.asarray([[3, 7, 1], [6, 4, 7]])
+P, S = 6, 7
+
+
+def batch() -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    return jnp.asarray(rng.integers(0, 40, (2, P))), jnp.asarray(rng.integers(0, 40, (2, 3, S)))
+
+
+def row_states(
+    model: Model, params: object, prompts: jax.Array, completions: jax.Array
+) -> list[jax.Array]:
+    """The same states by `hidden` on compact rows, one row for each completion."""
+    rows = np.zeros((6, P + S), np.int32)
+    for row, (g, n) in zip(rows, np.ndindex(2, 3), strict=True):
+        start = PROMPT_LENGTHS[g]
+        row[:start] = prompts[g, :start]
+        row[start : start + LENGTHS[g, n]] = completions[g, n, : LENGTHS[g, n]]
+    hidden = jax.jit(model.hidden)(params, jnp.asarray(rows))
+    return [
+        states[PROMPT_LENGTHS[g] - 1 : PROMPT_LENGTHS[g] + LENGTHS[g, n]]
+        for states, (g, n) in zip(hidden, np.ndindex(2, 3), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_states_equal_those_of_rows_with_prompts_of_their_own(remat: bool) -> None:
+    model = build_model(TINY, 40, remat=remat)
+    params = model.init(jax.random.key(0))
+    prompts, completions = batch()
+
+    states = jax.jit(partial(completion_states, model.arch))(
+        params, prompts, jnp.asarray(PROMPT_LENGTHS), completions
+    )
+
+    expected = row_states(model, params, prompts, completions)
+    for (g, n), row in zip(np.ndindex(2, 3), expected, strict=True):
+        np.testing.assert_allclose(states[g, n, : len(row)], row, atol=2e-5)
+
+
+def test_gradients_equal_those_of_rows_with_prompts_of_their_own() -> None:
+    model = build_model(TINY, 40)
+    params = model.init(jax.random.key(1))
+    prompts, completions = batch()
+    real = np.arange(S + 1) <= LENGTHS[..., None]
+
+    def shared(params: object) -> jax.Array:
+        states = completion_states(
+            model.arch, params, prompts, jnp.asarray(PROMPT_LENGTHS), completions
+        )
+        return jnp.sum(jnp.sin(states) * real[..., None])
+
+    def alone(params: object) -> jax.Array:
+        rows = row_states(model, params, prompts, completions)
+        return sum((jnp.sum(jnp.sin(row)) for row in rows), start=jnp.zeros(()))
+
+    found, expected = jax.jit(jax.grad(shared))(params), jax.jit(jax.grad(alone))(params)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-3), found, expected
+    )
+
+
+def test_bfloat16_compute_stays_near_float32() -> None:
+    model = build_model(TINY, 40)
+    low = build_model(dataclasses.replace(TINY, dtype="bfloat16"), 40)
+    params = model.init(jax.random.key(2))
+    prompts, completions = batch()
+    lengths = jnp.asarray(PROMPT_LENGTHS)
+
+    states = jax.jit(partial(completion_states, low.arch))(params, prompts, lengths, completions)
+
+    assert states.dtype == jnp.bfloat16
+    exact = jax.jit(partial(completion_states, model.arch))(params, prompts, lengths, completions)
+    assert float(jnp.mean(jnp.abs(states.astype(jnp.float32) - exact))) < 0.02

@@ -1,0 +1,120 @@
+"""Draws follow the exact softmax, cut as a reference that sorts cuts it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from wmrl_jax.rollout.drawing import draw, invert, truncate
+
+DRAWS = 20_000
+
+
+def reference(logits, *, temperature=1.0, top_k=0, top_p=1.0):
+    """Probabilities after truncation by sorting, for one row."""
+    p = np.exp((logits - logits.max()) / temperature)
+    p = p / p.sum()
+    order = np.argsort(-p)
+    if top_k:
+        p[order[top_k:]] = 0.0
+        p = p / p.sum()
+    reached = np.cumsum(p[order])
+    p[order[1:][reached[:-1] >= top_p]] = 0.0
+    return p / p.sum()
+
+
+def draws(logits, seed=0, **settings):
+    uniforms = jax.random.uniform(jax.random.key(seed), (DRAWS, 2))
+    rows = jnp.broadcast_to(logits, (DRAWS, len(logits)))
+    return jax.jit(draw)(
+        rows, uniforms, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **settings}
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [2, 37, 300])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.8},
+        {"top_k": 5},
+        {"top_p": 0.6},
+        {"top_k": 12, "top_p": 0.8, "temperature": 1.3},
+    ],
+)
+def test_drawn_tokens_follow_the_exact_distribution(vocabulary, settings):
+    logits = 1.5 * np.random.default_rng(vocabulary).normal(size=vocabulary)
+    expected = reference(logits, **settings)
+
+    tokens, _ = draws(jnp.asarray(logits, jnp.float32), **settings)
+
+    counts = np.bincount(tokens, minlength=vocabulary)
+    assert counts[expected == 0].sum() == 0
+    likely = expected * DRAWS >= 5
+    observed = np.append(counts[likely], counts[~likely].sum())
+    wanted = np.append(expected[likely], expected[~likely].sum()) * DRAWS
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    if len(wanted) > 1:
+        assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+
+def test_log_probabilities_are_those_before_truncation():
+    logits = jax.random.normal(jax.random.key(4), (300,))
+
+    tokens, logprobs = draws(logits, temperature=0.7, top_k=5, top_p=0.9)
+
+    expected = jax.nn.log_softmax(logits / 0.7)[tokens]
+    np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+def test_temperature_zero_takes_the_most_probable_token_with_its_log_probability_at_one():
+    logits = jax.random.normal(jax.random.key(4), (300,))
+
+    tokens, logprobs = draws(logits, temperature=0.0)
+
+    assert set(np.asarray(tokens)) == {int(jnp.argmax(logits))}
+    np.testing.assert_allclose(logprobs, jax.nn.log_softmax(logits).max(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [(1, 1.0), (7, 1.0), (0, 0.05), (0, 0.9), (20, 0.5), (0, 1e-9)]
+)
+def test_truncation_keeps_what_a_sort_keeps(settings):
+    top_k, top_p = settings
+    logits = np.random.default_rng(0).normal(size=(40, 61)) * 2
+
+    kept = jax.jit(truncate)(jnp.exp(jnp.asarray(logits, jnp.float32)), top_k=top_k, top_p=top_p)
+
+    expected = np.stack([reference(row, top_k=top_k, top_p=top_p) for row in logits])
+    np.testing.assert_array_equal(np.asarray(kept) > 0, expected > 0)
+
+
+def test_tokens_that_tie_with_the_last_one_kept_are_kept():
+    kept = jax.jit(truncate)(jnp.array([[4.0, 2.0, 2.0, 1.0]]), top_k=2, top_p=1.0)
+
+    np.testing.assert_array_equal(kept, [[4.0, 2.0, 2.0, 0.0]])
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-24])
+@pytest.mark.parametrize("vocabulary", [1, 3, 17, 1000])
+def test_a_token_without_mass_is_never_drawn(vocabulary, uniform):
+    mass = jax.random.uniform(jax.random.key(0), (50, vocabulary))
+    mass = jnp.where(jax.random.bernoulli(jax.random.key(1), 0.1, mass.shape), mass, 0.0)
+    mass = mass.at[:, vocabulary // 2].set(1e-3)
+
+    tokens = jax.jit(invert)(mass, jnp.full((50, 2), uniform, jnp.float32))
+
+    assert (jnp.take_along_axis(mass, tokens[:, None], 1) > 0).all()
+
+
+def test_rows_do_not_touch_each_other():
+    logits = jax.random.normal(jax.random.key(0), (6, 50))
+    uniforms = jax.random.uniform(jax.random.key(1), (6, 2))
+    settings = {"temperature": 1.0, "top_k": 9, "top_p": 0.8}
+
+    together, _ = draw(logits, uniforms, **settings)
+
+    alone = [draw(logits[i : i + 1], uniforms[i : i + 1], **settings)[0][0] for i in range(6)]
+    np.testing.assert_array_equal(together, jnp.stack(alone))

@@ -1,0 +1,238 @@
+"""The `wmrl` command. Thin: it reads arguments, calls one function, and says faults in one line.
+
+Everything heavy is imported inside the command that needs it, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wmrl_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from wmrl_jax.train.config import Config
+
+SPOKEN_OS_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT}
+)
+"""Faults of the machine that one line says best; any other one keeps its traceback."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status.
+
+    0: done; 1: the machine failed (a full disk, say); 2: the user can mend it; 130: interrupted.
+    """
+    args = _parser().parse_args(argv)
+    _log_to_stderr()
+    try:
+        args.command(args)
+    except UserError as fault:
+        return _say(f"wmrl: {fault}", 2)
+    except KeyboardInterrupt as stop:
+        return _say(f"wmrl: {str(stop) or 'interrupted'}", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as fault:
+        if fault.errno not in SPOKEN_OS_ERRORS:
+            raise
+        place = f" ({fault.filename})" if fault.filename else ""
+        return _say(f"wmrl: {fault.strerror}{place}", 1)
+    return 0
+
+
+def _say(line: str, status: int) -> int:
+    print(line, file=sys.stderr)
+    return status
+
+
+def _log_to_stderr() -> None:
+    """This project's words from INFO up, other libraries' from WARNING up."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("wmrl_jax").setLevel(logging.INFO)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="wmrl",
+        description="Train research agents on predicted outcomes, corrected by a few executions.",
+        epilog="`wmrl COMMAND --help` says more of each; `wmrl config` lists every setting.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    _with_config(
+        commands, "run", _stage("run"), "the whole job: prepare, warm-start, train, evaluate"
+    )
+    _with_config(
+        commands, "train", _stage("train"), "the updates alone, in a run that is warm-started"
+    )
+    _with_config(
+        commands, "corpus", _stage("corpus"), "write the programs that the warm start learns from"
+    )
+    _with_config(commands, "sft", _stage("sft"), "warm-start the agent on the corpus")
+
+    evaluate = commands.add_parser("eval", help="execute fresh programs of a run's agent")
+    _add_run(evaluate)
+    evaluate.add_argument("--tasks", nargs="+", metavar="NAME", help="default: all of the run's")
+    evaluate.add_argument("--samples", type=_count, metavar="N", help="programs a task")
+    evaluate.set_defaults(command=_evaluate)
+
+    tasks = _group(commands, "tasks", "the research tasks")
+    listing = tasks.add_parser("list", help="the tasks of a folder, or of the built-in suite")
+    listing.add_argument("folder", nargs="?", type=Path, help="default: the built-in suite")
+    listing.set_defaults(command=_tasks_list)
+    prepare = tasks.add_parser("prepare", help="write the built-in suite's task folders")
+    prepare.add_argument("folder", nargs="?", type=Path, help="default: the cache folder")
+    prepare.set_defaults(command=_tasks_prepare)
+    board = tasks.add_parser("leaderboard", help="execute reference programs, write leaderboards")
+    board.add_argument("--tasks", nargs="+", metavar="NAME", help="default: all of the suite")
+    board.add_argument("--slots", type=_count, default=2, help="programs at one time (2)")
+    board.set_defaults(command=_tasks_leaderboard)
+
+    world_model = _group(commands, "world-model", "preparing the world model")
+    _with_config(
+        world_model, "cases", _stage("cases"), "execute corpus programs, keep their outcomes"
+    )
+    _with_config(world_model, "tune", _stage("tune"), "tune the world model on the executed cases")
+
+    fidelity = commands.add_parser("fidelity", help="the world model against held-out executions")
+    _add_run(fidelity)
+    fidelity.set_defaults(command=_fidelity)
+
+    report = commands.add_parser("report", help="write a run's report.html")
+    _add_run(report)
+    report.set_defaults(command=_report)
+
+    config = _with_config(
+        commands, "config", _config, "print the whole configuration", optional=True
+    )
+    config.description = "Print the whole configuration as YAML, every field with its meaning."
+    return parser
+
+
+def _group(
+    commands: argparse._SubParsersAction, name: str, text: str
+) -> argparse._SubParsersAction:
+    group = commands.add_parser(name, help=text)
+    return group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def _with_config(
+    commands: argparse._SubParsersAction,
+    name: str,
+    command: Callable[[argparse.Namespace], None],
+    text: str,
+    *,
+    optional: bool = False,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text)
+    parser.add_argument(
+        "config", type=Path, nargs="?" if optional else None, help="a YAML file of configs/"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="overrides",
+        help="override one setting, train.steps=20 for instance; may be repeated",
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, runs/quickstart say")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _load(args: argparse.Namespace) -> Config:
+    from wmrl_jax.train.config_loader import load_config
+
+    return load_config(args.config, args.overrides)
+
+
+def _stage(name: str) -> Callable[[argparse.Namespace], None]:
+    """The command that calls the pipeline's function of that name with the configuration."""
+
+    def command(args: argparse.Namespace) -> None:
+        config = _load(args)  # before the pipeline is imported: a wrong setting is said at once
+        from wmrl_jax.train import pipeline
+        from wmrl_jax.train.config_check import config_notices
+
+        for notice in config_notices(config):
+            print(f"wmrl: {notice}", file=sys.stderr)
+        getattr(pipeline, name)(config)
+
+    return command
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from wmrl_jax.train import pipeline
+
+    pipeline.evaluate(args.run, tasks=args.tasks, samples=args.samples)
+
+
+def _fidelity(args: argparse.Namespace) -> None:
+    from wmrl_jax.train import pipeline
+
+    pipeline.fidelity(args.run)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from wmrl_jax.train.report import write_report
+
+    print(write_report(args.run))
+
+
+def _tasks_list(args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from wmrl_jax.tasks.suite import default_root, materialise
+    from wmrl_jax.tasks.task import load_tasks
+
+    if args.folder is None:
+        materialise(default_root())
+    table = Table("task", "split", "modality", "metric", "direction", "leaderboard")
+    for task in load_tasks(args.folder or default_root()).values():
+        board = str(len(task.leaderboard))
+        table.add_row(task.name, task.split, task.modality, task.metric, task.direction, board)
+    Console().print(table)
+
+
+def _tasks_prepare(args: argparse.Namespace) -> None:
+    from wmrl_jax.tasks.suite import default_root, materialise
+
+    for folder in materialise(args.folder or default_root()):
+        print(folder)
+
+
+def _tasks_leaderboard(args: argparse.Namespace) -> None:
+    from wmrl_jax.train.leaderboards import make_leaderboards
+
+    for path in make_leaderboards(args.tasks, slots=args.slots):
+        print(path)
+
+
+def _config(args: argparse.Namespace) -> None:
+    from wmrl_jax.train.config_loader import config_listing
+
+    print(config_listing(_load(args)), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The pieces that every backbone shares, as pure functions: normalisation, rotation, attention."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
+    """Root-mean-square normalisation over the last axis, in float32; the dtype of `x` returns.
+
+    Args:
+      x: [..., D].
+      scale: [D], multiplies the normalised values.
+      eps: added to the mean square.
+    """
+    wide = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * inverse * scale).astype(x.dtype)
+
+
+def rotary_angles(
+    positions: jax.Array, *, head_dim: int, theta: float
+) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of rotary position embedding, float32 [..., head_dim / 2] each.
+
+    Args:
+      positions: integers of any shape.
+      head_dim: width of one head, even.
+      theta: the base of the frequencies.
+    """
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate the two halves of the last axis against each other (the layout of Qwen and Llama).
+
+    Args:
+      x: [..., head_dim].
+      cos: broadcasts to [..., head_dim / 2]; `sin` alike.
+      sin: see `cos`.
+    """
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def causal_attention(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """Grouped-query attention in which position t sees positions 0..t; scores in float32.
+
+    Padding on the right needs no mask: no real position sees it.
+
+    Args:
+      queries: [B, T, H, head_dim].
+      keys: [B, T, K, head_dim] with H a multiple of K.
+      values: [B, T, K, head_dim].
+
+    Returns:
+      [B, T, H, head_dim].
+    """
+    batch, time, heads, head_dim = queries.shape
+    kv_heads = keys.shape[2]
+    grouped = queries.reshape(batch, time, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum("btkrd,bskd->bkrts", grouped, keys, preferred_element_type=jnp.float32) * (
+        head_dim**-0.5
+    )
+    visible = jnp.tril(jnp.ones((time, time), dtype=bool))
+    shares = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+    mixed = jnp.einsum("bkrts,bskd->btkrd", shares.astype(values.dtype), values)
+    return mixed.reshape(batch, time, heads, head_dim)

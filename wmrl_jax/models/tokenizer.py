@@ -1,0 +1,138 @@
+"""Byte-level BPE whose merges may span a whole line of code, so that programs are short.
+
+Text is cut at line ends (each line keeps its newline) and around quoted names, and nowhere else: a
+line that many programs share becomes one token, while a column's name is written with the same
+tokens in the prompt and in any program. Every byte is in the vocabulary, so any text comes back
+unchanged.
+
+Special tokens are ids that no text encodes to: their names hold characters that the byte-level
+alphabet lacks, and no merge leads to them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from wmrl_jax.errors import UserError
+
+OUTCOME_SLOTS = 32
+"""Outcome tokens reserved in every vocabulary; the world model uses the first few."""
+
+_PAD, _EOS, _OUTCOME = "⟨pad⟩", "⟨end⟩", "⟨outcome⟩"
+_SPECIAL = (_PAD, _EOS, _OUTCOME, *(f"⟨outcome {slot}⟩" for slot in range(OUTCOME_SLOTS)))
+_FILE = "tokenizer.json"
+# A line with its newline, or the text between two quotes where it starts like a name.
+_LINE = r"[^\n]*\n|[^\n]+"
+_QUOTED_NAME = r"""(?<=")\w[^"'\n]*(?=")|(?<=')\w[^"'\n]*(?=')"""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+      vocab_size: number of ids, special ones included.
+      pad_id: fills rows behind their end.
+      eos_id: ends a completion.
+      outcome_id: stands where the world model reads out its prediction.
+      outcome_ids: the outcomes that the world model predicts there.
+    """
+
+    vocab_size: int
+    pad_id: int
+    eos_id: int
+    outcome_id: int
+    outcome_ids: tuple[int, ...]
+    _bpe: tokenizers.Tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; never a special one."""
+        return self._bpe.encode(text).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts at once, on all cores."""
+        return [encoding.ids for encoding in self._bpe.encode_batch(list(texts))]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; special ones are left out, broken UTF-8 becomes U+FFFD."""
+        special = {self.pad_id, self.eos_id, self.outcome_id, *self.outcome_ids}
+        return self._bpe.decode([int(token) for token in ids if int(token) not in special])
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` into a folder, which is made where it is missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _FILE).write_text(self._bpe.to_str(), encoding="utf-8")
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn merges from texts; the same texts in the same order give the same tokenizer.
+
+    Args:
+      texts: what programs and prompts look like.
+      vocab_size: ids to use at most, special tokens and the 256 bytes included; a small corpus
+        gives fewer.
+
+    Raises:
+      UserError: `vocab_size` has no room for the special tokens and the bytes.
+    """
+    smallest = len(_SPECIAL) + 256
+    if vocab_size < smallest:
+        raise UserError(
+            f"model.vocab_size must be at least {smallest} ({len(_SPECIAL)} special tokens and "
+            f"256 bytes), not {vocab_size}"
+        )
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(_LINE), "isolated"),
+            pre_tokenizers.Split(tokenizers.Regex(_QUOTED_NAME), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    bpe.train_from_iterator(texts, trainer)
+    # An added token is searched for in user text; as a mere entry of the vocabulary it is not.
+    written = json.loads(bpe.to_str())
+    written["added_tokens"] = []
+    return _wrap(written)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read what `Tokenizer.save` wrote.
+
+    Raises:
+      UserError: the folder has no readable tokenizer of this project.
+    """
+    path = folder / _FILE
+    try:
+        return _wrap(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): train a tokenizer") from error
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{path} is not a tokenizer of this project: {error}") from error
+
+
+def _wrap(written: dict[str, Any]) -> Tokenizer:
+    vocabulary = written["model"]["vocab"]
+    return Tokenizer(
+        vocab_size=len(vocabulary),
+        pad_id=vocabulary[_PAD],
+        eos_id=vocabulary[_EOS],
+        outcome_id=vocabulary[_OUTCOME],
+        outcome_ids=tuple(vocabulary[name] for name in _SPECIAL[3:]),
+        _bpe=tokenizers.Tokenizer.from_str(json.dumps(written)),
+    )

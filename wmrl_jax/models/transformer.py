@@ -1,0 +1,117 @@
+"""The decoder-only transformer in the Qwen3 layout, as a Flax module with scanned layers.
+
+RMSNorm before each half, rotary embedding, grouped-query attention with query and key norm,
+SwiGLU. The parameter tree keeps one array per published weight, stacked over layers:
+
+    embed [V, D]
+    layers/ input_norm [L, D]  post_norm [L, D]  q_norm [L, head_dim]  k_norm [L, head_dim]
+            q [L, D, H*head_dim]  k, v [L, D, K*head_dim]  o [L, H*head_dim, D]
+            gate, up [L, D, F]  down [L, F, D]
+    final_norm [D]
+    head [D, V]                   only where the embeddings are not tied
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from wmrl_jax.models.layers import causal_attention, rms_norm, rotary_angles, rotate
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes and options of a backbone in the Qwen3 layout; F is `mlp_width`."""
+
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    rope_theta: float
+    norm_eps: float
+    tied_embeddings: bool
+    dtype: str  # of the compute; parameters are float32
+    remat: bool = False  # recompute each layer in the backward pass instead of keeping it
+
+
+class Block(nn.Module):
+    """One layer: attention and SwiGLU, each behind a norm, each added to the stream."""
+
+    arch: Architecture
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, angles: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Map the stream [B, T, D] on; also gives the rotated keys and the values [B, T, K, dh]."""
+        a = self.arch
+        batch, time, _ = x.shape
+        dtype = x.dtype
+        q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        fan_in = nn.initializers.lecun_normal()
+        # Each of the two additions per layer starts at 1 / (2L) of the stream's variance.
+        into_stream = nn.initializers.variance_scaling(0.5 / a.layers, "fan_in", "truncated_normal")
+        ones = nn.initializers.ones_init()
+
+        q = self.param("q", fan_in, (a.width, q_width)).astype(dtype)
+        k = self.param("k", fan_in, (a.width, kv_width)).astype(dtype)
+        v = self.param("v", fan_in, (a.width, kv_width)).astype(dtype)
+        o = self.param("o", into_stream, (q_width, a.width)).astype(dtype)
+        gate = self.param("gate", fan_in, (a.width, a.mlp_width)).astype(dtype)
+        up = self.param("up", fan_in, (a.width, a.mlp_width)).astype(dtype)
+        down = self.param("down", into_stream, (a.mlp_width, a.width)).astype(dtype)
+        input_norm = self.param("input_norm", ones, (a.width,))
+        post_norm = self.param("post_norm", ones, (a.width,))
+        q_norm = self.param("q_norm", ones, (a.head_dim,))
+        k_norm = self.param("k_norm", ones, (a.head_dim,))
+
+        cos, sin = (part[:, None, :] for part in angles)
+        y = rms_norm(x, input_norm, eps=a.norm_eps)
+        queries = (y @ q).reshape(batch, time, a.heads, a.head_dim)
+        keys = (y @ k).reshape(batch, time, a.kv_heads, a.head_dim)
+        values = (y @ v).reshape(batch, time, a.kv_heads, a.head_dim)
+        queries = rotate(rms_norm(queries, q_norm, eps=a.norm_eps), cos, sin)
+        keys = rotate(rms_norm(keys, k_norm, eps=a.norm_eps), cos, sin)
+        x = x + causal_attention(queries, keys, values).reshape(batch, time, q_width) @ o
+        y = rms_norm(x, post_norm, eps=a.norm_eps)
+        x = x + (nn.silu(y @ gate) * (y @ up)) @ down
+        return x, (keys, values)
+
+
+class Transformer(nn.Module):
+    """Token ids to final-normed hidden states."""
+
+    arch: Architecture
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Run all layers.
+
+        Args:
+          tokens: int32 [B, T], padded on the right where they are padded.
+
+        Returns:
+          (hidden, (keys, values)): [B, T, D], and [L, B, T, K, head_dim] each.
+        """
+        a = self.arch
+        embed = self.param("embed", nn.initializers.normal(0.02), (a.vocab_size, a.width))
+        if not a.tied_embeddings:
+            self.param("head", nn.initializers.normal(0.02), (a.width, a.vocab_size))
+        block = nn.remat(Block, prevent_cse=False) if a.remat else Block
+        layers = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,
+            length=a.layers,
+        )(a, name="layers")
+        angles = rotary_angles(jnp.arange(tokens.shape[1]), head_dim=a.head_dim, theta=a.rope_theta)
+        x, caches = layers(embed[tokens].astype(a.dtype), angles)
+        scale = self.param("final_norm", nn.initializers.ones_init(), (a.width,))
+        return rms_norm(x, scale, eps=a.norm_eps), caches

@@ -1,0 +1,310 @@
+"""The sampler: groups of completions from prompts, in one compiled function.
+
+The prompt is computed once per group and its keys and values are shared by the group's rows. The
+cache of the rows' own tokens grows in segments, so that attention reads little more of it than is
+filled. When half of the rows have ended, the others move together into a batch of half the size,
+and once more when a quarter is left; the loop ends when all rows have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from wmrl_jax.errors import UserError
+from wmrl_jax.models.model import Model
+from wmrl_jax.rollout.drawing import draw
+from wmrl_jax.types import Rollouts
+
+SampleFn = Callable[..., Rollouts]
+"""(params, prompts int32 [G, P] padded on the right, prompt_lengths int32 [G], key, *,
+temperature=1.0, top_k=0, top_p=1.0) -> Rollouts with T = P + new_tokens."""
+
+
+class Drawing(NamedTuple):
+    """How tokens are drawn; scalars, see `drawing.draw`."""
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+
+
+class _Rows(NamedTuple):
+    """The rows that are being written, as G groups of N; after the first halving N is 1."""
+
+    step: jax.Array  # int32, tokens written so far
+    hidden: jax.Array  # [G, N, D], predicts the next token
+    ended: jax.Array  # bool [G, N]
+    tokens: jax.Array  # int32 [G, N, S]
+    logprobs: jax.Array  # float32 [G, N, S]
+    cache: Any
+
+
+class _Inputs(NamedTuple):
+    """What the rows read and do not change."""
+
+    prompt: Any
+    uniforms: jax.Array  # float32 [G, N, S, 2]
+    weights: Any
+    unembedding: jax.Array  # [D, V]
+    drawing: Drawing
+
+
+AdvanceFn = Callable[[_Inputs, _Rows], _Rows]
+"""Writes one token into every row that has not ended."""
+
+_FEWEST_ROWS = 16  # no smaller batch is made: its step would take as long
+_HALVINGS = 2  # each is one more loop to compile
+
+
+def make_sampler(
+    model: Model,
+    *,
+    group_size: int,
+    prompt_tokens: int,
+    new_tokens: int,
+    eos_id: int,
+    pad_id: int,
+    mesh: Mesh | None = None,
+    segment: int = 64,
+) -> SampleFn:
+    """One compiled sampling function for fixed sizes.
+
+    Every row draws from its own key, folded from the call's key, the group's index and the row's:
+    what a row draws depends neither on the other rows nor on the number of devices.
+
+    Args:
+      model: the policy.
+      group_size: rows per prompt, N.
+      prompt_tokens: width of the prompts, P.
+      new_tokens: most tokens that a row may write, its end-of-text included.
+      eos_id: the token that ends a row.
+      pad_id: fills rows behind their end.
+      mesh: devices over which the groups are divided, along all of its axes; None: one device.
+      segment: the cache of own tokens grows by this many slots at a time.
+
+    Returns:
+      `sample`, see `SampleFn`. The behaviour log-probs follow the convention of `drawing`.
+    """
+    sampling = partial(
+        _sample,
+        model,
+        group_size=group_size,
+        new_tokens=new_tokens,
+        eos_id=eos_id,
+        pad_id=pad_id,
+        segment=segment,
+    )
+    if mesh is None:
+        compiled = jax.jit(sampling)
+    else:
+        groups, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
+        compiled = jax.jit(
+            jax.shard_map(
+                sampling,
+                mesh=mesh,
+                in_specs=(whole, groups, groups, groups, whole, whole),
+                out_specs=groups,
+                check_vma=False,
+            )
+        )
+
+    def sample(
+        params: Any,
+        prompts: jax.Array,
+        prompt_lengths: jax.Array,
+        key: jax.Array,
+        *,
+        temperature: float | jax.Array = 1.0,
+        top_k: int | jax.Array = 0,
+        top_p: float | jax.Array = 1.0,
+    ) -> Rollouts:
+        groups = prompts.shape[0]
+        if prompts.shape[1] != prompt_tokens:
+            raise UserError(
+                f"the sampler was made for prompts of {prompt_tokens} tokens, these have "
+                f"{prompts.shape[1]}"
+            )
+        if mesh is not None and groups % mesh.size:
+            raise UserError(f"{groups} groups cannot be divided over {mesh.size} devices")
+        drawing = Drawing(jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
+        order = jnp.arange(groups, dtype=jnp.int32)
+        return compiled(params, prompts, prompt_lengths, order, key, drawing)
+
+    return sample
+
+
+def _sample(
+    model: Model,
+    params: Any,
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    order: jax.Array,
+    key: jax.Array,
+    drawing: Drawing,
+    *,
+    group_size: int,
+    new_tokens: int,
+    eos_id: int,
+    pad_id: int,
+    segment: int,
+) -> Rollouts:
+    groups = prompts.shape[0]
+    prompt, last = model.prefill(params, prompts, prompt_lengths)
+    inputs = _Inputs(
+        prompt=prompt,
+        uniforms=_uniforms(key, order, group_size, new_tokens),
+        weights=model.decode_weights(params),
+        unembedding=model.unembedding(params),
+        drawing=drawing,
+    )
+    shape = (groups, group_size, new_tokens)
+    rows = _Rows(
+        step=jnp.int32(0),
+        hidden=jnp.broadcast_to(last[:, None], (groups, group_size, last.shape[-1])),
+        ended=jnp.zeros(shape[:2], bool),
+        tokens=jnp.full(shape, pad_id, jnp.int32),
+        logprobs=jnp.zeros(shape, jnp.float32),
+        cache=model.empty_cache(groups, group_size, min(segment, new_tokens)),
+    )
+    advance = partial(_advance, model, eos_id, pad_id)
+    sizes = _smaller_batches(groups * group_size)
+    for start in range(0, new_tokens, segment):
+        end = min(start + segment, new_tokens)
+        rows = rows._replace(cache=model.grow_cache(rows.cache, end))
+        rows = _write_until(advance, inputs, rows, last_step=end, sizes=sizes)
+    rows = _finish(model, advance, inputs, rows, sizes)
+    return _compact(prompts, prompt_lengths, rows.tokens, rows.logprobs, rows.ended, eos_id, pad_id)
+
+
+def _smaller_batches(count: int) -> tuple[int, ...]:
+    """Sizes of the batches in which the last of `count` rows are finished."""
+    halves = (count >> (halving + 1) for halving in range(_HALVINGS))
+    return tuple(half for half in halves if half >= _FEWEST_ROWS)
+
+
+def _advance(model: Model, eos_id: int, pad_id: int, inputs: _Inputs, rows: _Rows) -> _Rows:
+    groups, group_size, width = rows.hidden.shape
+    logits = jnp.einsum(
+        "bd,dv->bv",
+        rows.hidden.reshape(-1, width),
+        inputs.unembedding,
+        preferred_element_type=jnp.float32,
+    )
+    noise = jax.lax.dynamic_index_in_dim(inputs.uniforms, rows.step, axis=2, keepdims=False)
+    tokens, logprobs = draw(logits, noise.reshape(-1, 2), **inputs.drawing._asdict())
+    tokens = jnp.where(rows.ended, pad_id, tokens.reshape(groups, group_size))
+    logprobs = jnp.where(rows.ended, 0.0, logprobs.reshape(groups, group_size))
+    cache, hidden = model.decode(inputs.weights, inputs.prompt, rows.cache, tokens, rows.step)
+    return _Rows(
+        step=rows.step + 1,
+        hidden=hidden,
+        ended=rows.ended | (tokens == eos_id),
+        tokens=_put(rows.tokens, tokens, rows.step),
+        logprobs=_put(rows.logprobs, logprobs, rows.step),
+        cache=cache,
+    )
+
+
+def _put(into: jax.Array, column: jax.Array, step: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(into, column[..., None], step, axis=2)
+
+
+def _write_until(
+    advance: AdvanceFn, inputs: _Inputs, rows: _Rows, *, last_step: int, sizes: tuple[int, ...]
+) -> _Rows:
+    """Advance up to `last_step`, or until the next smaller batch holds the rows that are left."""
+    fewest = sizes[0] if sizes else 0
+
+    def goes_on(rows: _Rows) -> jax.Array:
+        return (rows.step < last_step) & (jnp.sum(~rows.ended) > fewest)
+
+    return jax.lax.while_loop(goes_on, partial(advance, inputs), rows)
+
+
+def _finish(
+    model: Model, advance: AdvanceFn, inputs: _Inputs, rows: _Rows, sizes: tuple[int, ...]
+) -> _Rows:
+    """Write what is left, in ever smaller batches."""
+    if not sizes:
+        return rows
+    count, new_tokens = rows.ended.size, rows.tokens.shape[2]
+    left = jnp.argsort(rows.ended.reshape(-1), stable=True)[: sizes[0]]
+
+    def by_row(x: jax.Array) -> jax.Array:
+        return x.reshape(count, 1, *x.shape[2:])
+
+    def write_rest(rows: _Rows) -> _Rows:
+        prompt, cache = model.take_rows(inputs.prompt, rows.cache, left)
+        fewer_inputs = inputs._replace(prompt=prompt, uniforms=by_row(inputs.uniforms)[left])
+        fewer = _Rows(
+            step=rows.step,
+            hidden=by_row(rows.hidden)[left],
+            ended=by_row(rows.ended)[left],
+            tokens=by_row(rows.tokens)[left],
+            logprobs=by_row(rows.logprobs)[left],
+            cache=cache,
+        )
+        fewer = _write_until(advance, fewer_inputs, fewer, last_step=new_tokens, sizes=sizes[1:])
+        fewer = _finish(model, advance, fewer_inputs, fewer, sizes[1:])
+
+        def back(whole: jax.Array, part: jax.Array) -> jax.Array:
+            return by_row(whole).at[left].set(part).reshape(whole.shape)
+
+        return rows._replace(
+            step=fewer.step,
+            ended=back(rows.ended, fewer.ended),
+            tokens=back(rows.tokens, fewer.tokens),
+            logprobs=back(rows.logprobs, fewer.logprobs),
+        )
+
+    unfinished = (rows.step < new_tokens) & ~jnp.all(rows.ended)
+    return jax.lax.cond(unfinished, write_rest, lambda rows: rows, rows)
+
+
+def _uniforms(key: jax.Array, order: jax.Array, group_size: int, new_tokens: int) -> jax.Array:
+    """The noise of all steps, float32 [G, N, new_tokens, 2] in [0, 1)."""
+
+    def of_row(group: jax.Array, row: jax.Array) -> jax.Array:
+        row_key = jax.random.fold_in(jax.random.fold_in(key, group), row)
+        return jax.random.uniform(row_key, (new_tokens, 2))
+
+    rows = jnp.arange(group_size)
+    return jax.vmap(jax.vmap(of_row, (None, 0)), (0, None))(order, rows)
+
+
+def _compact(
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    completions: jax.Array,
+    logprobs: jax.Array,
+    finished: jax.Array,
+    eos_id: int,
+    pad_id: int,
+) -> Rollouts:
+    """Put each completion directly behind its prompt."""
+    new_tokens = completions.shape[2]
+    stops = completions == eos_id
+    written = jnp.where(finished, jnp.argmax(stops, axis=-1) + 1, new_tokens).astype(jnp.int32)
+    lengths = prompt_lengths[:, None] + written
+
+    slots = jnp.arange(prompts.shape[1] + new_tokens)
+    in_prompt = slots < prompt_lengths[:, None, None]
+    loss_mask = ~in_prompt & (slots < lengths[..., None])
+    source = jnp.clip(slots - prompt_lengths[:, None, None], 0, new_tokens - 1)
+    source = jnp.broadcast_to(source, loss_mask.shape)
+    padded = jnp.pad(prompts, ((0, 0), (0, new_tokens)))[:, None]
+    tokens = jnp.take_along_axis(completions, source, axis=2)
+    return Rollouts(
+        tokens=jnp.where(in_prompt, padded, jnp.where(loss_mask, tokens, pad_id)),
+        loss_mask=loss_mask,
+        behaviour_logprobs=jnp.where(loss_mask, jnp.take_along_axis(logprobs, source, axis=2), 0.0),
+        prompt_lengths=prompt_lengths.astype(jnp.int32),
+        lengths=lengths,
+        finished=finished,
+    )

@@ -1,0 +1,1 @@
+"""Execution of programs: isolation, slots, the journalled queue, callbacks for compiled code."""

@@ -1,0 +1,307 @@
+"""The stages behind the commands: warm start, evaluation, training, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+
+from wmrl_jax.errors import UserError, did_you_mean
+from wmrl_jax.models.tokenizer import Tokenizer
+from wmrl_jax.sandbox.queue import SandboxQueue
+from wmrl_jax.tasks.task import Task
+from wmrl_jax.train import evaluation_io
+from wmrl_jax.train.checkpoint import Checkpoints
+from wmrl_jax.train.config import Config, TrainConfig
+from wmrl_jax.train.data import task_iterator
+from wmrl_jax.train.evaluate import Evaluation, compare, summarise
+from wmrl_jax.train.execution import execute_completions, open_queue
+from wmrl_jax.train.ledger import CompileClock, Ledger
+from wmrl_jax.train.loop import Parts, decode_completions
+from wmrl_jax.train.loop import train as training_loop
+from wmrl_jax.train.mesh import check_divisible, put_by_group
+from wmrl_jax.train.metrics import write_versions
+from wmrl_jax.train.progress import Progress
+from wmrl_jax.train.records import RunLog
+from wmrl_jax.train.report import write_report
+from wmrl_jax.train.run_folder import claim_run_folder, load_run_config
+from wmrl_jax.train.setting import Setting, TaskSet
+from wmrl_jax.train.step import init_state, make_reference, make_train_step
+from wmrl_jax.train.warm_start import Stages, WarmStart
+from wmrl_jax.types import TrainState
+from wmrl_jax.world_model import fidelity as fidelity_report
+from wmrl_jax.world_model.readout import make_scorer
+
+OUTCOMES = "outcomes.sqlite"
+
+
+def run(config: Config, console: Console | None = None) -> Path:
+    """The whole job; what an earlier call finished is not done again. Returns the run's folder.
+
+    Raises:
+      UserError: something that the user can mend.
+      KeyboardInterrupt: the run was interrupted; the same call goes on.
+    """
+    console = console or Console(stderr=True)
+    folder = _open_run(config)
+    stages = _stages(config, console)
+    start = stages.all()
+    before = _evaluate_once(config, start, start.agent, folder / "eval_before.json", console)
+    state = _train(config, start, folder, console)
+    after = _evaluate_once(config, start, state.params, folder / "eval_after.json", console)
+    (folder / "fidelity.json").write_text((start.folder / "fidelity.json").read_text()) if (
+        start.world_model is not None
+    ) else None
+    console.print(evaluation_io.evaluation_table(after, title="The trained agent, executed"))
+    console.print(evaluation_io.comparison_table(compare(before, after)))
+    console.print(f"report: {write_report(folder)}")
+    return folder
+
+
+def train(config: Config, console: Console | None = None) -> Path:
+    """Warm start (where it is not there yet) and the updates; no evaluation."""
+    console = console or Console(stderr=True)
+    folder = _open_run(config)
+    _train(config, _stages(config, console).all(), folder, console)
+    return folder
+
+
+def corpus(config: Config) -> Path:
+    """Writes the corpus; returns the warm start's folder."""
+    stages = _stages(config)
+    stages.corpus()
+    return stages.folder
+
+
+def sft(config: Config) -> Path:
+    """Warm-starts the agent; returns the warm start's folder."""
+    stages = _stages(config)
+    stages.agent()
+    return stages.folder
+
+
+def cases(config: Config) -> Path:
+    """Executes programs of the corpus; returns the warm start's folder."""
+    stages = _stages(config)
+    stages.cases()
+    return stages.folder
+
+
+def tune(config: Config) -> Path:
+    """Tunes the world model; returns the warm start's folder."""
+    stages = _stages(config)
+    stages.world_model()
+    return stages.folder
+
+
+def fidelity(run_folder: Path) -> None:
+    """Prints how far the world model of a run agrees with execution on held-out cases."""
+    config = load_run_config(run_folder)
+    print(fidelity_report.table(_stages(config).fidelity()))
+
+
+def evaluate(
+    run_folder: Path, *, tasks: Sequence[str] | None = None, samples: int | None = None
+) -> Evaluation:
+    """Executes fresh programs of a run's newest checkpoint; writes eval.json and eval.csv there.
+
+    Args:
+      run_folder: the run's folder.
+      tasks: names; None: all of the run's.
+      samples: programs a task; None: as configured.
+    """
+    config = load_run_config(run_folder)
+    if samples is not None:
+        config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, samples=samples))
+    console = Console()
+    stages = _stages(config, Console(stderr=True))
+    for name in tasks or ():
+        if name not in stages.tasks.names:
+            raise UserError(
+                f"{name!r} is no task of this run{did_you_mean(name, stages.tasks.names)}"
+            )
+    start = WarmStart(stages.folder, stages.setting(), stages.agent(), None, {})
+    state = _restore(config, start, run_folder)
+    evaluation = _evaluate(config, start.setting, state.params, run_folder, tasks, console)
+    evaluation_io.write_json(evaluation, run_folder / "eval.json")
+    evaluation_io.write_csv(evaluation, run_folder / "eval.csv")
+    console.print(evaluation_io.evaluation_table(evaluation))
+    return evaluation
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """AdamW under global-norm clipping, its rate warmed up linearly and then constant."""
+    rate = optax.linear_schedule(
+        config.learning_rate / max(1, config.warmup_steps),
+        config.learning_rate,
+        max(0, config.warmup_steps - 1),
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.adamw(rate, weight_decay=config.weight_decay),
+    )
+
+
+def _open_run(config: Config) -> Path:
+    folder = claim_run_folder(config)
+    write_versions(folder)
+    return folder
+
+
+def _stages(config: Config, console: Console | None = None) -> Stages:
+    return Stages(config, TaskSet(config), console or Console(stderr=True))
+
+
+def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> TrainState:
+    setting = start.setting
+    check_divisible(config.train.groups, config.train.microbatches, setting.mesh)
+    optimizer = make_optimizer(config.train)
+    state = init_state(start.agent, optimizer, config, setting.key("training"), setting.mesh)
+    names = setting.tasks.train
+    prompts, lengths = setting.prompt_arrays(names)
+    ledger = Ledger()
+    ledger.load(start.ledger)
+    with ExitStack() as stack:
+        queue = stack.enter_context(
+            open_queue(config, setting.tasks.tasks, folder / OUTCOMES)
+        )
+        compiles = stack.enter_context(CompileClock(ledger))
+        checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep, console.print)
+        stack.callback(checkpoints.close)
+        progress = stack.enter_context(
+            Progress("training", config.train.steps, start=checkpoints.latest or 0, console=console)
+        )
+        run_log = RunLog(folder, ledger, queue, progress, compiles)
+        stack.callback(run_log.close)
+        parts = Parts(
+            task_names=names,
+            prompts=prompts,
+            prompt_lengths=lengths,
+            tokenizer=setting.tokenizer,
+            sample=_sample_fn(config, setting),
+            score=_score_fn(config, start),
+            reference=make_reference(setting.model, start.agent, config, setting.mesh),
+            train_step=make_train_step(setting.model, optimizer, config, setting.mesh),
+            queue=queue,
+            mesh=setting.mesh,
+        )
+        data = task_iterator(len(names), config.train.groups, config.seed)
+        return training_loop(config, parts, state, data, checkpoints, run_log, ledger)
+
+
+def _restore(config: Config, start: WarmStart, folder: Path) -> TrainState:
+    """The newest readable state of a run."""
+    setting = start.setting
+    like = init_state(
+        start.agent, make_optimizer(config.train), config, setting.key("training"), setting.mesh
+    )
+    checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
+    state = checkpoints.restore_state(like)
+    checkpoints.close()
+    if state is None:
+        raise UserError(f"{folder} has no checkpoint yet; train first with `wmrl run`")
+    return state
+
+
+def _sample_fn(config: Config, setting: Setting) -> Any:
+    drawing = dict(
+        temperature=config.sampler.temperature, top_k=config.sampler.top_k, top_p=config.sampler.top_p
+    )
+    return lambda params, prompts, lengths, key: setting.sampler(
+        params, prompts, lengths, key, **drawing
+    )
+
+
+def _score_fn(config: Config, start: WarmStart) -> Any:
+    if start.world_model is None:
+        return None
+    score = make_scorer(
+        start.setting.model,
+        start.setting.tokenizer,
+        config.world_model.quality_levels,
+        mesh=start.setting.mesh,
+    )
+    return lambda rollouts: score(start.world_model, rollouts.tokens, rollouts.lengths).score
+
+
+def _evaluate_once(
+    config: Config, start: WarmStart, params: Any, path: Path, console: Console
+) -> Evaluation:
+    """The evaluation behind `path`, made now unless the file is there."""
+    if not path.exists():
+        evaluation = _evaluate(config, start.setting, params, path.parent, None, console)
+        evaluation_io.write_csv(evaluation, path.with_suffix(".csv"))
+        evaluation_io.write_json(evaluation, path)
+    return evaluation_io.load_json(path)
+
+
+def _evaluate(
+    config: Config,
+    setting: Setting,
+    params: Any,
+    folder: Path,
+    names: Sequence[str] | None,
+    console: Console,
+) -> Evaluation:
+    chosen = list(names or setting.tasks.names)
+    total = len(chosen) * config.eval.samples
+    with (
+        open_queue(config, setting.tasks.tasks, folder / OUTCOMES) as queue,
+        Progress("evaluation", total, console=console) as progress,
+    ):
+        records = evaluate_policy(config, setting, params, chosen, queue, progress)
+    return summarise(records, bootstrap=config.eval.bootstrap, seed=config.seed)
+
+
+def evaluate_policy(
+    config: Config,
+    setting: Setting,
+    params: Any,
+    names: Sequence[str],
+    queue: SandboxQueue,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Samples programs of a policy, executes all of them, and returns the records of `evaluate`.
+
+    The noise depends on the configured seed alone, so two policies are compared on the same draws.
+    """
+    groups, size = config.train.groups, config.train.group_size
+    rounds = math.ceil(config.eval.samples / size)
+    drawn: list[tuple[str, int, str]] = []
+    for round_ in range(rounds):
+        for first in range(0, len(names), groups):
+            block = [names[(first + i) % len(names)] for i in range(groups)]
+            prompts, lengths = setting.prompt_arrays(block)
+            key = jax.random.fold_in(jax.random.fold_in(setting.key("evaluation"), round_), first)
+            rollouts = setting.sampler(
+                params,
+                put_by_group(setting.mesh, prompts),
+                put_by_group(setting.mesh, lengths),
+                key,
+                temperature=config.eval.temperature,
+                top_k=config.sampler.top_k,
+                top_p=config.sampler.top_p,
+            )
+            texts = decode_completions(setting.tokenizer, rollouts)
+            for name, group in zip(names[first : first + groups], texts, strict=False):
+                drawn += [(name, round_ * size + j, text) for j, text in enumerate(group)]
+    drawn = [d for d in drawn if d[1] < config.eval.samples]
+    outcomes = execute_completions(queue, [(name, text) for name, _, text in drawn], progress.update)
+    return [
+        {
+            "task": name,
+            "split": setting.tasks.split_of(name),
+            "sample": sample,
+            "completion": text,
+            **{k: v for k, v in outcome._asdict().items() if k != "feedback"},
+        }
+        for (name, sample, text), outcome in zip(drawn, outcomes, strict=True)
+    ]

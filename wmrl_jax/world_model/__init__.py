@@ -1,0 +1,1 @@
+"""The world model: executed cases, scoring by a forward pass, tuning, fidelity."""
