@@ -10,7 +10,7 @@ import pytest
 
 from wmrl_jax.sandbox.inside import seccomp, tree, wire
 from wmrl_jax.sandbox.inside.submission import read_submission
-from wmrl_jax.sandbox.inside.supervise import HeadAndTail
+from wmrl_jax.sandbox.inside.watch import HeadAndTail
 
 
 @pytest.fixture

@@ -62,3 +62,12 @@ def test_the_check_says_in_words_what_is_in_force():
     text = check()
     assert text.startswith("in force: ")
     assert "memory limited by" in text
+
+
+def test_an_interpreter_below_tmp_is_not_covered_by_the_scratch_folder(monkeypatch):
+    monkeypatch.setattr(isolation, "interpreter_paths", lambda: [Path("/tmp/clone/.venv")])
+    command = " ".join(isolation.command("root", View((), ()), 3))
+    assert "--ro-bind /tmp/clone/.venv /tmp/clone/.venv" in command
+    assert "--symlink /sandbox/tmp /tmp" not in command
+    monkeypatch.setattr(isolation, "interpreter_paths", lambda: [Path("/work/clone/.venv")])
+    assert "--symlink /sandbox/tmp /tmp" in " ".join(isolation.command("root", View((), ()), 3))

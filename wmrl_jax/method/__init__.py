@@ -1,0 +1,1 @@
+"""The paper's method: pure functions of arrays, without model, files or clock."""

@@ -273,9 +273,7 @@ def group_weights(
     def multiplier(weight: jax.Array, stream: jax.Array) -> jax.Array:
         return jnp.where(stream > 0, weight * in_total / jnp.where(stream > 0, stream, 1.0), 0.0)
 
-    chosen = jnp.where(
-        is_anchor, multiplier(w[0], in_anchor), multiplier(w[1], in_world_model)
-    )
+    chosen = jnp.where(is_anchor, multiplier(w[0], in_anchor), multiplier(w[1], in_world_model))
     return jnp.where(usable, chosen, 0.0)
 
 

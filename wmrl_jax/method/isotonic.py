@@ -34,29 +34,59 @@ class _Fit(NamedTuple):
     weights: jax.Array | None  # [2, C, M], sums of weights; None for unit weights
 
 
+def _as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x`, typed as varying over the mapped axes of `like`: shard_map wants it of a loop's carry.
+
+    A selection between equals has the type of its condition, and compiles to nothing.
+    """
+    return jnp.where(like.reshape(-1)[0] > 0, x, x)
+
+
 def _totals(x: jax.Array) -> jax.Array:
     """Sums of the rows of [C, M] to the end and from the start: [2, C, M]."""
     return jnp.stack([jnp.cumsum(x[::-1], axis=0)[::-1], jnp.cumsum(x, axis=0)])
 
 
-def _fit_chunks(y: jax.Array, w: jax.Array) -> jax.Array:
+def _prefix_sums(x: jax.Array, exact: bool) -> tuple[jax.Array, ...]:
+    """Sums of rows before each row of [C, M] and of all: [C + 1, M], and their rounding errors.
+
+    A light entry between heavy ones is had as a difference of sums, so with weights the errors
+    are carried along (the two-sum of Knuth); without, they do not matter.
+    """
+    none = _as_varying(jnp.zeros(x.shape[1:], jnp.float32), x)
+
+    def add(carry: tuple[jax.Array, jax.Array], row: jax.Array):
+        total, error = carry
+        new = total + row
+        part = new - total
+        carry = new, error + ((total - (new - part)) + (row - part))
+        return carry, carry
+
+    _, (totals, errors) = jax.lax.scan(add, (none, none), x)
+    first = none[None]
+    sums = jnp.concatenate([first, totals])
+    return (sums, jnp.concatenate([first, errors])) if exact else (sums,)
+
+
+def _fit_chunks(y: jax.Array, w: jax.Array, exact: bool) -> jax.Array:
     """Fit each column of [C, M] by ``max over j <= i of min over k >= i of mean(y[j..k])``."""
     chunk, columns = y.shape
-    none = jnp.zeros((1, columns), jnp.float32)
-    sums = jnp.concatenate([none, jnp.cumsum(w * y, axis=0)])
-    weights = jnp.concatenate([none, jnp.cumsum(w, axis=0)])
+    sums, weights = _prefix_sums(w * y, exact), _prefix_sums(w, exact)
     start = jnp.arange(chunk)[:, None]
+
+    def between(parts: tuple[jax.Array, ...], k: jax.Array) -> jax.Array:
+        return sum(part[k + 1] - part[:-1] for part in parts)  # type: ignore[return-value]
 
     def lower(r: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         least, fitted = carry  # least mean of start..k' over k' >= k
         k = chunk - 1 - r
-        weight = weights[k + 1] - weights[:-1]
+        weight = between(weights, k)
         heavy = weight > 0
-        mean = jnp.where(heavy, (sums[k + 1] - sums[:-1]) / jnp.where(heavy, weight, 1.0), y[k])
+        mean = jnp.where(heavy, between(sums, k) / jnp.where(heavy, weight, 1.0), y[k])
         least = jnp.where(start <= k, jnp.minimum(least, mean), -jnp.inf)
         return least, fitted.at[k].set(jnp.max(least, axis=0))
 
-    full = jnp.full((chunk, columns), jnp.inf, jnp.float32)
+    full = _as_varying(jnp.full((chunk, columns), jnp.inf, jnp.float32), y)
     return jax.lax.fori_loop(0, chunk, lower, (full, full))[1]
 
 
@@ -123,7 +153,7 @@ def _merge(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _F
         joins &= distance < half
         return jnp.where(is_open & (joins | stays), 2 * node + joins, node)
 
-    root = jnp.ones((2, lanes), jnp.int32)
+    root = _as_varying(jnp.ones((2, lanes), jnp.int32), fit.value)
     node = jax.lax.while_loop(lambda node: jnp.any(node < (1 << bits)), narrow, root)
     count = node - (1 << bits)
 
@@ -146,7 +176,9 @@ def _merge(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _F
     def outside(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         """What a segment's sums gain from its neighbour, and what lies beyond its pool."""
         gain, rest = jnp.stack([nearest(array, all_of), others(array, count)])[:, :, owner]
-        gain = jnp.where(to_end, jnp.where(in_right, 0.0, gain[1]), jnp.where(in_right, gain[0], 0.0))
+        gain = jnp.where(
+            to_end, jnp.where(in_right, 0.0, gain[1]), jnp.where(in_right, gain[0], 0.0)
+        )
         return gain, jnp.where(to_end, rest[1], rest[0])
 
     sum_gain, sum_rest = outside(fit.sums)
@@ -183,7 +215,8 @@ def _fit(y: jax.Array, weights: jax.Array | None, held: int | jax.Array) -> jax.
     w = counts.astype(jnp.float32) if weights is None else jnp.where(counts, fold(weights), 0.0)
     # Above everything before it, the rest never joins a pool.
     y = jnp.where(counts, fold(y), jnp.max(y))
-    value = _fit_chunks(y, w)
+    y, w = _as_varying(y, w), _as_varying(w, y)
+    value = _fit_chunks(y, w, exact=weights is not None)
     fit = _Fit(value, _totals(w * value), None if weights is None else _totals(w))
     level, levels = 0, columns.bit_length() - 1
     while level < levels:

@@ -238,9 +238,7 @@ def policy_loss(
 
     policy, behaviour = clean(logprobs), jax.lax.stop_gradient(clean(behaviour_logprobs))
     proximal = (
-        behaviour
-        if proximal_logprobs is None
-        else jax.lax.stop_gradient(clean(proximal_logprobs))
+        behaviour if proximal_logprobs is None else jax.lax.stop_gradient(clean(proximal_logprobs))
     )
     row_counts = jnp.any(counted, axis=-1)
     advantages = jnp.where(row_counts, jax.lax.stop_gradient(advantages), 0.0)

@@ -173,7 +173,7 @@ def _sample(
         cache=model.empty_cache(groups, group_size, min(segment, new_tokens)),
     )
     advance = partial(_advance, model, eos_id, pad_id)
-    sizes = _smaller_batches(groups * group_size)
+    sizes = _smaller_batches(groups * group_size) if new_tokens > segment else ()
     for start in range(0, new_tokens, segment):
         end = min(start + segment, new_tokens)
         rows = rows._replace(cache=model.grow_cache(rows.cache, end))

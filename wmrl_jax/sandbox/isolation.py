@@ -105,8 +105,9 @@ def _root(view: View) -> list[str]:
     arguments += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
     arguments += ["--ro-bind", str(INSIDE), _GUEST_INSIDE]
     for folder in ("data", "work", "tmp", "scratch", "tasks"):
-        path = "/tmp" if folder == "tmp" else f"{_GUEST}/{folder}"
-        arguments += ["--perms", "0755", "--dir", path]
+        arguments += ["--perms", "0755", "--dir", f"{_GUEST}/{folder}"]
+    if not any(Path("/tmp") in path.parents for path in shown):  # where no interpreter lies
+        arguments += ["--symlink", f"{_GUEST}/tmp", "/tmp"]
     for i, folder in enumerate(view.data_dirs):
         arguments += ["--ro-bind", str(folder.resolve()), guest_data_dir(i)]
     return [*arguments, "--remount-ro", "/"]

@@ -25,7 +25,10 @@ def open_queue(config: Config, tasks: Mapping[str, Task], journal: Path) -> Iter
       journal: the SQLite file of outcomes; made if missing.
     """
     backend = ProcessBackend(
-        slots=config.sandbox.slots, warm=config.sandbox.warm, hidden=source_data_dirs()
+        slots=config.sandbox.slots,
+        data_dirs=[task.public_dir for task in tasks.values()],
+        hidden=source_data_dirs(),
+        warm=config.sandbox.warm,
     )
 
     def execute(job: Job, slot: int) -> Outcome:
@@ -33,13 +36,14 @@ def open_queue(config: Config, tasks: Mapping[str, Task], journal: Path) -> Iter
         return grade(task, backend.run(job.program, task.public_dir, task.limits, slot))
 
     queue = SandboxQueue(
-        execute, slots=config.sandbox.slots, retries=config.sandbox.retries, journal=journal
+        execute,
+        slots=config.sandbox.slots,
+        retries=config.sandbox.retries,
+        journal=journal,
+        stop=backend.close,
     )
-    try:
+    with queue:
         yield queue
-    finally:
-        queue.close()
-        backend.close()
 
 
 def execute_completions(
@@ -55,14 +59,13 @@ def execute_completions(
       on_done: called with the number of outcomes known, from time to time.
     """
     checked = [precheck(text) for _, text in completions]
-    jobs = {
-        i: Job(completions[i][0], program)
-        for i, program in enumerate(checked)
-        if not isinstance(program, Outcome)
-    }
-    tickets = dict(zip(jobs, queue.submit(list(jobs.values())), strict=True))
-    outcomes: dict[int, Outcome] = {i: c for i, c in enumerate(checked) if isinstance(c, Outcome)}
-    for index, ticket in tickets.items():
-        outcomes[index] = queue.collect([ticket], timeout=None)[ticket]
+    work = [
+        program if isinstance(program, Outcome) else Job(task, program)
+        for (task, _), program in zip(completions, checked, strict=True)
+    ]
+    tickets = queue.submit(work)
+    outcomes = []
+    for ticket in tickets:
+        outcomes.append(queue.collect([ticket], timeout=None)[ticket])
         on_done(len(outcomes))
-    return [outcomes[i] for i in range(len(completions))]
+    return outcomes

@@ -41,7 +41,7 @@ def make_leaderboards(
     tasks = load_tasks(root, require_leaderboard=False)
     chosen = tasks if names is None else select_tasks(tasks, names)
     written = []
-    with _executor(slots) as execute:
+    with _executor(slots, chosen.values()) as execute:
         for task in chosen.values():
             path = folder / f"{task.name}.csv"
             write_leaderboard(path, make_leaderboard(task, execute, seed=seed))
@@ -51,9 +51,11 @@ def make_leaderboards(
 
 
 @contextmanager
-def _executor(slots: int) -> Iterator[ExecuteFn]:
-    """Executes programs in `slots` sandboxes at one time, with a progress display for each task."""
-    backend = ProcessBackend(slots=slots, hidden=source_data_dirs())
+def _executor(slots: int, tasks: Iterable[Task]) -> Iterator[ExecuteFn]:
+    """Executes programs of `tasks` in `slots` sandboxes at one time, with a progress display for each task."""
+    backend = ProcessBackend(
+        slots=slots, data_dirs=[task.public_dir for task in tasks], hidden=source_data_dirs()
+    )
     free: SimpleQueue[int] = SimpleQueue()
     for slot in range(slots):
         free.put(slot)

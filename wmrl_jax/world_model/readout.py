@@ -7,6 +7,7 @@ outcomes: every status but `unknown`, with `valid` split in quality levels by le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -159,22 +160,22 @@ def make_scorer(
     levels: int,
     *,
     microbatch: int = 32,
-    widths: int = 5,
+    widths: tuple[float, ...] = (0.4, 0.6, 1.0),
     mesh: Mesh | None = None,
 ) -> ScoreFn:
     """Makes the function that scores groups of rollouts, jitted and usable inside other programs.
 
     What the rows of a group begin with, their prompt at least, is computed once. The groups are
     ordered by their longest rest and go through the model about `microbatch` rows at a time, each
-    time in the narrowest of `widths` static widths that holds them: one compiled program in
-    which short rows cost little. Scores depend on neither, nor on the padding.
+    time in the narrowest of a few static widths that holds them: one compiled program in which
+    short rows cost little. Scores depend on neither, nor on the padding.
 
     Args:
       model: the backbone.
       tokenizer: its tokenizer.
       levels: quality levels.
       microbatch: rows in one forward pass of one device.
-      widths: static widths, evenly up to T.
+      widths: the static widths as shares of T, ascending, 1.0 last.
       mesh: where given, G is sharded over its axis `data`, each device scoring its own groups.
 
     Returns:
@@ -188,7 +189,7 @@ def make_scorer(
 
     def score(world_model: WorldModel, tokens: jax.Array, lengths: jax.Array) -> Prediction:
         groups, rows, total = tokens.shape
-        steps = sorted({-(-total * (i + 1) // widths) for i in range(widths)})
+        steps = sorted({math.ceil(total * share) for share in widths})
 
         def in_width(width: int, block: GroupedRows) -> jax.Array:
             cut = block._replace(completions=block.completions[:, :, :width])

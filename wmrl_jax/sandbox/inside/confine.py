@@ -19,7 +19,7 @@ _NOROOT_LOCKED = 0b1111  # no capabilities from user id 0, none fixed up on setu
 _SCRATCH_INODES = 20_000
 _MIB = 1 << 20
 
-DATA, WORK = "/sandbox/data", "/sandbox/work"
+DATA, WORK, TMP = "/sandbox/data", "/sandbox/work", "/sandbox/tmp"
 _TASKS, _SCRATCH = "/sandbox/tasks", "/sandbox/scratch"
 
 
@@ -63,7 +63,7 @@ def enter_private_root(data_dir: str, scratch_mb: int, uid: int) -> None:
     """Gives this process mounts, IPC, network and host name of its own.
 
     Afterwards DATA is the task's folder, those of the others are gone, /proc shows only the new
-    process namespace, and WORK, /tmp and /dev/shm share one bounded tmpfs.
+    process namespace, and WORK, TMP and /dev/shm share one bounded tmpfs.
     """
     unshare(NEWNS | NEWIPC | NEWNET | NEWUTS)
     mount("none", "/", "", _REC | _PRIVATE)
@@ -72,7 +72,7 @@ def enter_private_root(data_dir: str, scratch_mb: int, uid: int) -> None:
     mount("none", _TASKS, "tmpfs", _RDONLY, "size=4k,mode=555")
     size = f"size={scratch_mb}m,nr_inodes={_SCRATCH_INODES},mode=755"
     mount("scratch", _SCRATCH, "tmpfs", _NOSUID | _NODEV, size)
-    for name, target in (("work", WORK), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+    for name, target in (("work", WORK), ("tmp", TMP), ("shm", "/dev/shm")):
         folder = f"{_SCRATCH}/{name}"
         os.mkdir(folder)
         os.chmod(folder, 0o755 if name == "work" else 0o1777)
