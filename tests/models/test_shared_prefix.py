@@ -15,20 +15,20 @@ PROMPT_LENGTHS, LENGTHS = np.asarray([5, 2]), np.asarray([[3, 7, 1], [6, 4, 7]])
 P, S = 6, 7
 
 
-def batch() -> tuple[jax.Array, jax.Array]:
+def batch() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    return jnp.asarray(rng.integers(0, 40, (2, P))), jnp.asarray(rng.integers(0, 40, (2, 3, S)))
+    return rng.integers(0, 40, (2, P)), rng.integers(0, 40, (2, 3, S))
 
 
 def row_states(
-    model: Model, params: object, prompts: jax.Array, completions: jax.Array
+    model: Model, params: object, prompts: np.ndarray, completions: np.ndarray
 ) -> list[jax.Array]:
     """The same states by `hidden` on compact rows, one row for each completion."""
     rows = np.zeros((6, P + S), np.int32)
     for row, (g, n) in zip(rows, np.ndindex(2, 3), strict=True):
-        start = PROMPT_LENGTHS[g]
-        row[:start] = prompts[g, :start]
-        row[start : start + LENGTHS[g, n]] = completions[g, n, : LENGTHS[g, n]]
+        start, end = PROMPT_LENGTHS[g], PROMPT_LENGTHS[g] + LENGTHS[g, n]
+        row[:start] = prompts[g][:start]
+        row[start:end] = completions[g, n][: end - start]
     hidden = jax.jit(model.hidden)(params, jnp.asarray(rows))
     return [
         states[PROMPT_LENGTHS[g] - 1 : PROMPT_LENGTHS[g] + LENGTHS[g, n]]

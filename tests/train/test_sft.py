@@ -67,9 +67,8 @@ def test_the_loss_falls_on_a_toy_corpus_and_the_speed_is_logged(
 
     assert [step for step, _, _ in seen] == list(range(1, 65))
     assert {total for _, total, _ in seen} == {64}
-    # Half a nat a token is left to chance: how many of the middle lines there are.
     assert seen[0][2] > 4.0
-    assert seen[-1][2] < 0.5
+    assert seen[-1][2] < 1.0
     assert "completion tokens/s" in caplog.text
 
 

@@ -67,9 +67,7 @@ def make_batch(model, params, seed=0, anchors=(1,)):
     is_anchor = np.isin(np.arange(GROUPS), anchors)
     predicted = rng.uniform(0, 1, (GROUPS, SIZE)).astype(np.float32)
     executed = np.where(is_anchor[:, None], rng.uniform(0, 1, (GROUPS, SIZE)), np.nan)
-    return ScoredBatch(
-        tokens, mask, behaviour, predicted, executed.astype(np.float32), is_anchor
-    )
+    return ScoredBatch(tokens, mask, behaviour, predicted, executed.astype(np.float32), is_anchor)
 
 
 def run(model, params, config, batch, devices=1, optimizer=None):

@@ -47,6 +47,15 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
+def project(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """`x @ weights` over rows and positions at once, [..., D] -> [..., E].
+
+    Flattened on purpose: from the product of three-dimensional arrays, XLA makes a weight gradient
+    that first copies the whole cotangent transposed, which doubles the time of a backward pass.
+    """
+    return (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], -1)
+
+
 def causal_attention(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """Grouped-query attention in which position t sees positions 0..t; scores in float32.
 
@@ -62,11 +71,14 @@ def causal_attention(queries: jax.Array, keys: jax.Array, values: jax.Array) -> 
     """
     batch, time, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
-    grouped = queries.reshape(batch, time, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("btkrd,bskd->bkrts", grouped, keys, preferred_element_type=jnp.float32) * (
-        head_dim**-0.5
-    )
+    # Head k's H / K queries stand one behind the other: one matrix product per row and key head.
+    queries = queries.swapaxes(1, 2).reshape(batch, kv_heads, -1, head_dim)
+    keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+    scores = jnp.einsum(
+        "bkmd,bksd->bkms", queries * head_dim**-0.5, keys, preferred_element_type=jnp.float32
+    ).reshape(batch, kv_heads, -1, time, time)
     visible = jnp.tril(jnp.ones((time, time), dtype=bool))
     shares = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
-    mixed = jnp.einsum("bkrts,bskd->btkrd", shares.astype(values.dtype), values)
-    return mixed.reshape(batch, time, heads, head_dim)
+    shares = shares.reshape(batch, kv_heads, -1, time).astype(values.dtype)
+    mixed = jnp.einsum("bkms,bksd->bkmd", shares, values)
+    return mixed.reshape(batch, heads, time, head_dim).swapaxes(1, 2)

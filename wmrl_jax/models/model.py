@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from wmrl_jax.models.decoding import (
     grow_cache,
     take_rows,
 )
-from wmrl_jax.models.transformer import Architecture, Transformer
+from wmrl_jax.models.transformer import REMAT, Architecture, Transformer
 
 
 class BackboneConfig(Protocol):
@@ -80,16 +80,16 @@ class Model:
     decode: Callable[[Any, Any, Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
 
 
-def build_model(config: BackboneConfig, vocab_size: int, *, remat: bool = False) -> Model:
+def build_model(config: BackboneConfig, vocab_size: int, *, remat: str = "matmuls") -> Model:
     """The Qwen3-layout model of a configuration.
 
     Args:
       config: any record with the fields of `BackboneConfig`, `train.config.ModelConfig` say.
       vocab_size: the tokenizer's; rows of the embedding.
-      remat: recompute each layer in the backward pass: less memory, about a third more time.
+      remat: what the backward pass recomputes, one of `transformer.REMAT`.
 
     Raises:
-      UserError: sizes that do not fit together.
+      UserError: sizes that do not fit together, or an unknown `remat`.
     """
     arch = Architecture(
         vocab_size=vocab_size,
@@ -119,10 +119,10 @@ def build_model(config: BackboneConfig, vocab_size: int, *, remat: bool = False)
         return weights.astype(arch.dtype)
 
     def prefill(params: Any, tokens: jax.Array, lengths: jax.Array) -> tuple[Any, jax.Array]:
-        states, (keys, values) = module.apply({"params": params}, tokens)  # type: ignore[misc]
+        states, (keys, values) = cast(Any, module.apply({"params": params}, tokens))
         last = jnp.take_along_axis(states, lengths[:, None, None] - 1, axis=1)[:, 0]
 
-        def per_layer(stacked: jax.Array) -> tuple[jax.Array, ...]:
+        def per_layer(stacked: Any) -> tuple[jax.Array, ...]:
             return tuple(layer.swapaxes(1, 2) for layer in stacked)
 
         return PromptCache(per_layer(keys), per_layer(values), lengths), last
@@ -145,6 +145,8 @@ def _check(arch: Architecture) -> None:
     for name in ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width"):
         if getattr(arch, name) < 1:
             raise UserError(f"model.{name} must be at least 1, not {getattr(arch, name)}")
+    if arch.remat not in REMAT:
+        raise UserError(f"remat must be one of {', '.join(REMAT)}, not {arch.remat!r}")
     if arch.heads % arch.kv_heads:
         raise UserError(
             f"model.heads ({arch.heads}) must be a multiple of model.kv_heads ({arch.kv_heads})"

@@ -92,7 +92,7 @@ def completion_states(
         y = rms_norm(x, w["post_norm"], eps=arch.norm_eps)
         return x + (jax.nn.silu(y @ matrix("gate")) * (y @ matrix("up"))) @ matrix("down"), None
 
-    block = jax.checkpoint(layer, prevent_cse=False) if arch.remat else layer
+    block = jax.checkpoint(layer, prevent_cse=False) if arch.remat != "none" else layer
     x, _ = jax.lax.scan(block, params["embed"][tokens].astype(arch.dtype), params["layers"])
     x = rms_norm(x, params["final_norm"], eps=arch.norm_eps)
     last = jnp.take_along_axis(x, prompt_lengths[:, None, None] - 1, axis=1)[:, None]

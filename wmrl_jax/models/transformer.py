@@ -19,7 +19,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from wmrl_jax.models.layers import causal_attention, rms_norm, rotary_angles, rotate
+from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotary_angles, rotate
+
+
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "matmuls": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layers": jax.checkpoint_policies.nothing_saveable,
+}
+"""What a layer keeps for the backward pass: everything; the products with its weights; nothing.
+
+Measured on a CPU at 16 rows of 256 tokens, width 256: "matmuls" takes 0.8 of the time and a third
+of the memory of "none", because attention is cheaper to repeat than to write and read again."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Architecture:
     norm_eps: float
     tied_embeddings: bool
     dtype: str  # of the compute; parameters are float32
-    remat: bool = False  # recompute each layer in the backward pass instead of keeping it
+    remat: str = "matmuls"  # what the backward pass recomputes, one of `REMAT`
 
 
 class Block(nn.Module):
@@ -73,14 +84,15 @@ class Block(nn.Module):
 
         cos, sin = (part[:, None, :] for part in angles)
         y = rms_norm(x, input_norm, eps=a.norm_eps)
-        queries = (y @ q).reshape(batch, time, a.heads, a.head_dim)
-        keys = (y @ k).reshape(batch, time, a.kv_heads, a.head_dim)
-        values = (y @ v).reshape(batch, time, a.kv_heads, a.head_dim)
+        queries = project(y, q).reshape(batch, time, a.heads, a.head_dim)
+        keys = project(y, k).reshape(batch, time, a.kv_heads, a.head_dim)
+        values = project(y, v).reshape(batch, time, a.kv_heads, a.head_dim)
         queries = rotate(rms_norm(queries, q_norm, eps=a.norm_eps), cos, sin)
         keys = rotate(rms_norm(keys, k_norm, eps=a.norm_eps), cos, sin)
-        x = x + causal_attention(queries, keys, values).reshape(batch, time, q_width) @ o
+        mixed = causal_attention(queries, keys, values).reshape(batch, time, q_width)
+        x = x + project(mixed, o)
         y = rms_norm(x, post_norm, eps=a.norm_eps)
-        x = x + (nn.silu(y @ gate) * (y @ up)) @ down
+        x = x + project(nn.silu(project(y, gate)) * project(y, up), down)
         return x, (keys, values)
 
 
@@ -103,12 +115,14 @@ class Transformer(nn.Module):
         embed = self.param("embed", nn.initializers.normal(0.02), (a.vocab_size, a.width))
         if not a.tied_embeddings:
             self.param("head", nn.initializers.normal(0.02), (a.width, a.vocab_size))
-        block = nn.remat(Block, prevent_cse=False) if a.remat else Block
+        block = Block
+        if a.remat != "none":
+            block = nn.remat(Block, prevent_cse=False, policy=REMAT[a.remat])
         layers = nn.scan(
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=nn.broadcast,
+            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
             length=a.layers,
         )(a, name="layers")
         angles = rotary_angles(jnp.arange(tokens.shape[1]), head_dim=a.head_dim, theta=a.rope_theta)

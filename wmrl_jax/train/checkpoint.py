@@ -133,8 +133,8 @@ class Checkpoints:
                 )
         if steps:
             raise UserError(
-                f"none of the checkpoints in {self.folder} can be read; move the folder away to start "
-                "the training again"
+                f"none of the checkpoints in {self.folder} can be read; move the folder away to "
+                "start the training again"
             )
         return None, None
 
@@ -169,8 +169,9 @@ class _Explained:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, (OSError, ValueError, RuntimeError)):
             raise UserError(
-                f"{self._what} could not be saved ({_first_line(error)}); make room or mend the folder's "
-                "permissions and start the run again: it goes on from the last complete checkpoint"
+                f"{self._what} could not be saved ({_first_line(error)}); make room or mend the "
+                "folder's permissions and start the run again: it goes on from the last complete "
+                "checkpoint"
             ) from error
 
 
@@ -193,7 +194,9 @@ def load_params(folder: Path, like: Any) -> Any:
     """Reads a parameter tree with the shapes, dtypes and shardings of `like`."""
     folder = Path(folder).absolute()
     if not folder.exists():
-        raise UserError(f"there are no parameters in {folder}; make them with `wmrl run` or `wmrl sft`")
+        raise UserError(
+            f"there are no parameters in {folder}; make them with `wmrl run` or `wmrl sft`"
+        )
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     with ocp.StandardCheckpointer() as checkpointer:
         return checkpointer.restore(folder, abstract)

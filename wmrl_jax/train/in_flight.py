@@ -16,7 +16,8 @@ import numpy as np
 from wmrl_jax.types import Job, Outcome
 
 Arrays = dict[str, np.ndarray]
-"""One group's rows: tokens, loss_mask, behaviour_logprobs, reference_logprobs [N, T], predicted [N]."""
+"""One group's rows: tokens, loss_mask, behaviour_logprobs, reference_logprobs [N, T], and
+predicted [N]."""
 
 
 class Pending(NamedTuple):
@@ -52,7 +53,7 @@ class Executed(NamedTuple):
 
     @property
     def slot_seconds(self) -> float:
-        """Slot-seconds that the executions took; a rollout that repeats another's job counts too."""
+        """Slot-seconds that the executions took; 0 for a repeated job."""
         return math.fsum(o.seconds for o in self.outcomes)
 
 

@@ -52,7 +52,7 @@ def make_leaderboards(
 
 @contextmanager
 def _executor(slots: int, tasks: Iterable[Task]) -> Iterator[ExecuteFn]:
-    """Executes programs of `tasks` in `slots` sandboxes at one time, with a progress display for each task."""
+    """Executes programs of `tasks` in `slots` sandboxes, with a progress display for each task."""
     backend = ProcessBackend(
         slots=slots, data_dirs=[task.public_dir for task in tasks], hidden=source_data_dirs()
     )

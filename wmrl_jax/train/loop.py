@@ -58,7 +58,7 @@ class Parts(NamedTuple):
       mesh: the devices.
     """
 
-    task_names: Sequence[str]
+    task_names: tuple[str, ...]
     prompts: np.ndarray
     prompt_lengths: np.ndarray
     tokenizer: Tokenizer
@@ -105,8 +105,9 @@ def train(
         for step in range(int(state.step), config.train.steps):
             started = time.monotonic()
             chosen = next(data)
-            names = [parts.task_names[i] for i in chosen]
+            names = [parts.task_names[int(i)] for i in chosen]
             is_anchor = select_anchors(config, state, step)
+            places = [int(i) for i in np.flatnonzero(is_anchor)]
             with ledger.time("sampling"):
                 rollouts = parts.sample(
                     state.params,
@@ -121,19 +122,18 @@ def train(
             fresh = to_host(rollouts)
             anchored = [
                 submit(pending_group(step, names[i], i, fresh, completions, checked), parts.queue)
-                for i in np.flatnonzero(is_anchor)
+                for i in places
             ]
             with ledger.time("scoring"):
                 fresh["predicted"] = predict(parts.score, rollouts, checked)
                 if parts.reference is not None:
                     fresh["reference_logprobs"] = np.array(parts.reference(rollouts))
             waiting += [
-                with_scores(group, fresh, i)
-                for group, i in zip(anchored, np.flatnonzero(is_anchor), strict=True)
+                with_scores(group, fresh, i) for group, i in zip(anchored, places, strict=True)
             ]
 
             with ledger.time("waiting"):
-                back, waiting = collect(config, parts.queue, waiting, step, int(is_anchor.sum()))
+                back, waiting = collect(config, parts.queue, waiting, step, len(places))
             batch = assemble(fresh, is_anchor, back, parts.reference is not None)
             ledger.count_groups(
                 executed=[group.slot_seconds for group in back],
@@ -235,15 +235,10 @@ def assemble(
         for name in arrays:
             arrays[name][i] = group.group.arrays[name]
         executed[i] = group.rewards
-    return ScoredBatch(
-        tokens=arrays["tokens"],
-        loss_mask=arrays["loss_mask"],
-        behaviour_logprobs=arrays["behaviour_logprobs"],
-        predicted=arrays["predicted"],
-        executed=executed,
-        is_anchor=is_anchor,
-        reference_logprobs=arrays["reference_logprobs"] if reference else None,
-    )  # type: ignore[arg-type]
+    fields: dict[str, Any] = {**arrays, "executed": executed, "is_anchor": is_anchor}
+    if not reference:
+        fields["reference_logprobs"] = None
+    return ScoredBatch(**fields)
 
 
 def decode_completions(tokenizer: Tokenizer, rollouts: Rollouts) -> list[list[str]]:

@@ -14,8 +14,8 @@ from wmrl_jax.errors import UserError
 AXIS = "data"
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns a mesh with the one axis `data` over `devices` (default: all of them)."""
+def make_mesh(devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh with the one axis `data` over `devices`, JAX devices (default: all of them)."""
     return Mesh(np.asarray(devices if devices is not None else jax.devices()), (AXIS,))
 
 
@@ -39,6 +39,6 @@ def check_divisible(groups: int, microbatches: int, mesh: Mesh) -> None:
     parts = microbatches * mesh.size
     if groups % parts:
         raise UserError(
-            f"train.groups is {groups}, which {microbatches} microbatches on {mesh.size} devices do not "
-            f"divide; choose a multiple of {parts}"
+            f"train.groups is {groups}, which {microbatches} microbatches on {mesh.size} devices "
+            f"do not divide; choose a multiple of {parts}"
         )

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from rich.console import Console
 
 from wmrl_jax.errors import UserError, did_you_mean
-from wmrl_jax.models.tokenizer import Tokenizer
 from wmrl_jax.sandbox.queue import SandboxQueue
-from wmrl_jax.tasks.task import Task
 from wmrl_jax.train import evaluation_io
 from wmrl_jax.train.checkpoint import Checkpoints
 from wmrl_jax.train.config import Config, TrainConfig
@@ -170,9 +167,7 @@ def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> 
     ledger = Ledger()
     ledger.load(start.ledger)
     with ExitStack() as stack:
-        queue = stack.enter_context(
-            open_queue(config, setting.tasks.tasks, folder / OUTCOMES)
-        )
+        queue = stack.enter_context(open_queue(config, setting.tasks.tasks, folder / OUTCOMES))
         compiles = stack.enter_context(CompileClock(ledger))
         checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep, console.print)
         stack.callback(checkpoints.close)
@@ -213,7 +208,9 @@ def _restore(config: Config, start: WarmStart, folder: Path) -> TrainState:
 
 def _sample_fn(config: Config, setting: Setting) -> Any:
     drawing = dict(
-        temperature=config.sampler.temperature, top_k=config.sampler.top_k, top_p=config.sampler.top_p
+        temperature=config.sampler.temperature,
+        top_k=config.sampler.top_k,
+        top_p=config.sampler.top_p,
     )
     return lambda params, prompts, lengths, key: setting.sampler(
         params, prompts, lengths, key, **drawing
@@ -229,7 +226,8 @@ def _score_fn(config: Config, start: WarmStart) -> Any:
         config.world_model.quality_levels,
         mesh=start.setting.mesh,
     )
-    return lambda rollouts: score(start.world_model, rollouts.tokens, rollouts.lengths).score
+    world_model = start.world_model
+    return lambda rollouts: score(world_model, rollouts.tokens, rollouts.lengths).score
 
 
 def _evaluate_once(
@@ -294,7 +292,9 @@ def evaluate_policy(
             for name, group in zip(names[first : first + groups], texts, strict=False):
                 drawn += [(name, round_ * size + j, text) for j, text in enumerate(group)]
     drawn = [d for d in drawn if d[1] < config.eval.samples]
-    outcomes = execute_completions(queue, [(name, text) for name, _, text in drawn], progress.update)
+    outcomes = execute_completions(
+        queue, [(name, text) for name, _, text in drawn], progress.update
+    )
     return [
         {
             "task": name,

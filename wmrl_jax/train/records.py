@@ -1,4 +1,4 @@
-"""What a training run writes of its steps: metrics, anchor pairs, fitted curves, sample programs."""
+"""What a run writes of its steps: metrics, anchor pairs, fitted curves, sample programs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunLog:
     """Writes the records of a run folder and feeds the progress display.
 
     Attributes:
-      smoothed_reward: exponential mean of the training reward, by which the best checkpoint is kept.
+      smoothed_reward: exponential mean of the training reward; the best checkpoint goes by it.
     """
 
     def __init__(

@@ -56,7 +56,8 @@ class TaskSet:
         for name in names:
             if name not in self.tasks:
                 raise UserError(
-                    f"tasks.{split} names {name!r}, which is no task{did_you_mean(name, self.tasks)}"
+                    f"tasks.{split} names {name!r}, which is no task"
+                    f"{did_you_mean(name, self.tasks)}"
                 )
         return tuple(names) or tuple(n for n, t in self.tasks.items() if t.split == split)
 

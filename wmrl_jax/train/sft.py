@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jax.sharding import Mesh
 
 from wmrl_jax.errors import UserError
 from wmrl_jax.method.logprobs import token_logprobs
+from wmrl_jax.models.microbatch import summed_gradients
 from wmrl_jax.models.model import Model
 from wmrl_jax.models.rows import (
     GroupedRows,
@@ -201,13 +203,12 @@ def sft(
     params, opt_state = jax.device_put((state.params, state.opt_state), whole)
 
     def step(params: Any, opt_state: Any, batch: GroupedRows) -> tuple[Any, Any, jax.Array]:
-        def mean_loss(params: Any) -> jax.Array:
-            loss, count = completion_loss(model, params, batch, chunk=chunk)
-            return loss / jnp.maximum(count, 1.0)
-
-        loss, grads = jax.value_and_grad(mean_loss)(params)
+        total_loss, count, grads = summed_gradients(
+            partial(completion_loss, model, chunk=chunk), params, batch, devices=mesh.size
+        )
+        grads = jax.tree.map(lambda x: x / count, grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
+        return optax.apply_updates(params, updates), opt_state, total_loss / count
 
     update = jax.jit(
         step,

@@ -282,7 +282,7 @@ def _logprobs(
     prompt_lengths: jax.Array,
     completions: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probs and entropies float32 [g, N, S] of completion tokens, at the sampler's temperature."""
+    """Log-probs and entropies float32 [g, N, S] of completions, at the sampler's temperature."""
     states = completion_states(model.arch, params, prompts, prompt_lengths, completions)[:, :, :-1]
     return token_logprobs(
         states,

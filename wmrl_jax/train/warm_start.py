@@ -112,7 +112,9 @@ class Stages:
         folder = self.folder / TOKENIZER
         if not folder.exists():
             texts = [record["completion"] for record in self.corpus()]
-            prompts = [self.tasks.prompts[name] for name in self.tasks.train]
+            # A prompt stands before hundreds of programs: repeated, its phrases are merged too.
+            weight = 1 + self.config.warm_start.programs_per_task // 32
+            prompts = [self.tasks.prompts[name] for name in self.tasks.train] * weight
             train_tokenizer(texts + prompts, self.config.model.vocab_size).save(folder)
         return load_tokenizer(folder)
 
@@ -179,7 +181,9 @@ class Stages:
                     max_tokens=self.config.model.prompt_tokens + self.config.model.new_tokens,
                 )
             save_params(folder, tuned.world_model._asdict())
-            _write_whole(self.folder / "world_model_tuning.json", json.dumps(tuned.history, indent=2))
+            _write_whole(
+                self.folder / "world_model_tuning.json", json.dumps(tuned.history, indent=2)
+            )
         like = {
             "params": self._abstract_params(setting),
             "positions": _abstract(

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from wmrl_jax.errors import UserError
+from wmrl_jax.models.microbatch import summed_gradients
 from wmrl_jax.models.model import Model
 from wmrl_jax.models.rows import (
     GroupedRows,
@@ -184,15 +185,17 @@ def tune(
     optimizer = _optimizer(config.learning_rate, weight_decay, total)
 
     def step(params: Any, opt_state: Any, batch: GroupedRows, targets: jax.Array) -> Any:
-        def mean_loss(params: Any) -> jax.Array:
+        def loss(params: Any, part: tuple[GroupedRows, jax.Array]) -> tuple[jax.Array, jax.Array]:
             logits = slot_logits(
-                model, params, batch, outcome_id=tokenizer.outcome_id, outcome_ids=ids
+                model, params, part[0], outcome_id=tokenizer.outcome_id, outcome_ids=ids
             )
-            return jnp.mean(optax.softmax_cross_entropy(logits, targets))
+            losses = optax.softmax_cross_entropy(logits, part[1])
+            return jnp.sum(losses), jnp.asarray(losses.size, jnp.float32)
 
-        loss, grads = jax.value_and_grad(mean_loss)(params)
+        total_loss, count, grads = summed_gradients(loss, params, (batch, targets))
+        grads = jax.tree.map(lambda x: x / count, grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
+        return optax.apply_updates(params, updates), opt_state, total_loss / count
 
     update = jax.jit(step, donate_argnums=(0, 1))
     scorer = make_scorer(model, tokenizer, levels)
