@@ -9,6 +9,7 @@ take O(log n) levels of O(log n) loop iterations and O(n log n) work, whatever t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,6 +35,22 @@ class _Fit(NamedTuple):
     weights: jax.Array | None  # [2, C, M], sums of weights; None for unit weights
 
 
+class _Plan(NamedTuple):
+    """What one level of merges changes, for each column: [M] or [2, M] as in `_Fit`.
+
+    It is made in one loop iteration and applied in the next. That keeps it a buffer of its own;
+    within an iteration the compiler would compute it anew for every position.
+    """
+
+    first: jax.Array  # int32 [M], first position of the segment's pool
+    stop: jax.Array  # int32 [M], the one after its last
+    value: jax.Array  # [M], of the pool
+    sum_gain: jax.Array  # [2, M], sums of the neighbour that the segment was merged with
+    sum_rest: jax.Array  # [2, M], sums beyond the pool
+    weight_gain: jax.Array | None  # [2, M], the same of weights
+    weight_rest: jax.Array | None
+
+
 def _as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
     """`x`, typed as varying over the mapped axes of `like`: shard_map wants it of a loop's carry.
 
@@ -44,7 +61,12 @@ def _as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
 
 def _totals(x: jax.Array) -> jax.Array:
     """Sums of the rows of [C, M] to the end and from the start: [2, C, M]."""
-    return jnp.stack([jnp.cumsum(x[::-1], axis=0)[::-1], jnp.cumsum(x, axis=0)])
+    none = _as_varying(jnp.zeros(x.shape[1:], jnp.float32), x)
+
+    def add(total: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return total + row, total + row
+
+    return jnp.stack([jax.lax.scan(add, none, x, reverse=to_end)[1] for to_end in (True, False)])
 
 
 def _prefix_sums(x: jax.Array, exact: bool) -> tuple[jax.Array, ...]:
@@ -90,8 +112,8 @@ def _fit_chunks(y: jax.Array, w: jax.Array, exact: bool) -> jax.Array:
     return jax.lax.fori_loop(0, chunk, lower, (full, full))[1]
 
 
-def _merge(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Fit:
-    """Merge pairs of segments of ``2**level`` columns; at most `lanes` pairs there are.
+def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Plan:
+    """Plan merges of pairs of segments of ``2**level`` columns; at most `lanes` pairs there are.
 
     Let c be the value of the pool that a merge makes. A left position belongs to it iff its value
     is above c, a right one iff its value is below. Let gain(v) be the sum of what left values
@@ -163,38 +185,45 @@ def _merge(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _F
     mean = pool_sum / jnp.where(heavy, pool_weight, 1.0)
     # Clipping to the neighbours keeps the result non-decreasing in spite of rounding.
     pooled = jnp.clip(jnp.where(heavy, mean, pick(fit.value, count - 1)[0]), bound[0], bound[1])
-    all_of = jnp.full((2, lanes), half)
+    owner = jnp.arange(columns, dtype=jnp.int32) >> (level + 1)
+    in_right = ((jnp.arange(columns, dtype=jnp.int32) >> level) & 1) == 1
 
-    column = jnp.arange(columns, dtype=jnp.int32)
-    owner = column >> (level + 1)
-    in_right = ((column >> level) & 1) == 1
-    position = jnp.arange(chunk, dtype=jnp.int32)[:, None] + chunk * column
-    to_end = jnp.array([True, False])[:, None, None]
-    first, stop = jnp.stack([middle - count[0], middle + count[1]])[:, owner]
-    inside = (position >= first) & (position < stop)
+    def spread(x: jax.Array) -> jax.Array:
+        return x.at[..., owner].get(mode="promise_in_bounds")
 
-    def outside(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What a segment's sums gain from its neighbour, and what lies beyond its pool."""
-        gain, rest = jnp.stack([nearest(array, all_of), others(array, count)])[:, :, owner]
-        gain = jnp.where(
-            to_end, jnp.where(in_right, 0.0, gain[1]), jnp.where(in_right, gain[0], 0.0)
-        )
-        return gain, jnp.where(to_end, rest[1], rest[0])
+    def gain(array: jax.Array) -> jax.Array:
+        total = spread(nearest(array, jnp.full((2, lanes), half)))
+        to_end, from_start = jnp.where(in_right, 0.0, total[1]), jnp.where(in_right, total[0], 0.0)
+        return jnp.stack([to_end, from_start])
 
-    sum_gain, sum_rest = outside(fit.sums)
+    weighted = fit.weights is not None
+    return _Plan(
+        first=spread(middle - count[0]),
+        stop=spread(middle + count[1]),
+        value=spread(pooled),
+        sum_gain=gain(fit.sums),
+        sum_rest=spread(others(fit.sums, count))[::-1],
+        weight_gain=gain(fit.weights) if weighted else None,
+        weight_rest=spread(others(fit.weights, count))[::-1] if weighted else None,
+    )
+
+
+def _apply(fit: _Fit, plan: _Plan, held: int | jax.Array) -> _Fit:
+    chunk, columns = fit.value.shape
+    position = jnp.arange(chunk, dtype=jnp.int32)[:, None] + chunk * jnp.arange(columns)
+    inside = (position >= plan.first) & (position < plan.stop)
     if fit.weights is None:
         weights = None
-        to_stop = jnp.clip(held - position, 0, stop - position)
-        from_first = jnp.clip(held - first, 0, position + 1 - first)
-        pool_part = jnp.where(to_end, to_stop, from_first).astype(jnp.float32)
+        to_stop = jnp.clip(held - position, 0, plan.stop - position)
+        from_first = jnp.clip(held - plan.first, 0, position + 1 - plan.first)
+        pool_part = jnp.stack([to_stop, from_first]).astype(jnp.float32)
     else:
-        weight_gain, weight_rest = outside(fit.weights)
-        weights = fit.weights + weight_gain
-        pool_part = weights - weight_rest
-    pooled = pooled[owner]
+        weights = fit.weights + plan.weight_gain[:, None]
+        pool_part = weights - plan.weight_rest[:, None]
+    pooled_sums = plan.sum_rest[:, None] + plan.value * pool_part
     return _Fit(
-        value=jnp.where(inside, pooled, fit.value),
-        sums=jnp.where(inside, sum_rest + pooled * pool_part, fit.sums + sum_gain),
+        value=jnp.where(inside, plan.value, fit.value),
+        sums=jnp.where(inside, pooled_sums, fit.sums + plan.sum_gain[:, None]),
         weights=weights,
     )
 
@@ -218,15 +247,22 @@ def _fit(y: jax.Array, weights: jax.Array | None, held: int | jax.Array) -> jax.
     y, w = _as_varying(y, w), _as_varying(w, y)
     value = _fit_chunks(y, w, exact=weights is not None)
     fit = _Fit(value, _totals(w * value), None if weights is None else _totals(w))
+    none, nothing = jnp.zeros((columns,), jnp.int32), jnp.zeros((2, columns), jnp.float32)
+    pairs = (nothing,) * 2 + ((None,) * 2 if weights is None else (nothing,) * 2)
+    idle = _Plan(none, none, nothing[0], *pairs)
+    plan = jax.tree.map(lambda x: _as_varying(x, y), idle)
+
+    def advance(level: jax.Array, carry: tuple[_Fit, _Plan], lanes: int) -> tuple[_Fit, _Plan]:
+        fit = _apply(*carry, held)
+        return fit, _plan(fit, level, lanes, held)
+
     level, levels = 0, columns.bit_length() - 1
     while level < levels:
         lanes = columns >> (level + 1)
         stop = levels if lanes <= _FEW_LANES else min(levels, level + _LEVELS_PER_LOOP)
-        fit = jax.lax.fori_loop(
-            level, stop, lambda at, fit, lanes=lanes: _merge(fit, at, lanes, held), fit
-        )
+        fit, plan = jax.lax.fori_loop(level, stop, partial(advance, lanes=lanes), (fit, plan))
         level = stop
-    return fit.value.T.reshape(-1)[:n]
+    return _apply(fit, plan, held).value.T.reshape(-1)[:n]
 
 
 @jax.custom_jvp
