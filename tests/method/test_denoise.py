@@ -167,8 +167,8 @@ class TestLimits:
         rewards = np.full((1, N), np.nan, np.float32)
         rewards[0, 3] = 0.7
         state = observed(self.scores[:1], rewards)
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, state._replace(calibration=0.0),
-                                         denoise.init(UNBOUNDED)._replace(calibration=0.0)))  # fmt: skip
+        known, untouched = (s._replace(calibration=0.0) for s in (state, denoise.init(UNBOUNDED)))
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, known, untouched))
         assert numbers(denoise.weights(state, 1, 7, standardized)) == pytest.approx([1 / 8, 7 / 8])
 
     def test_equal_rewards_in_every_anchor_measure_no_signal(self, standardized) -> None:

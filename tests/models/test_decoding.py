@@ -1,5 +1,7 @@
 """Decoding against caches gives what the full forward pass gives."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,7 @@ def decoded():
     prompts = random.integers(0, 29, (GROUPS, 5)).astype(np.int32)
     tokens = random.integers(0, 29, (GROUPS, ROWS, STEPS)).astype(np.int32)
     prompt, last = jax.jit(model.prefill)(params, prompts, lengths)
-    weights = jax.jit(model.decode_weights)(params)
+    weights = jax.jit(partial(model.decode_weights, positions=11))(params)
     decode = jax.jit(model.decode)
     cache = model.empty_cache(GROUPS, ROWS, 4)
     states = []
@@ -53,7 +55,7 @@ def test_rows_taken_out_of_their_groups_decode_on_as_before(decoded):
 
     @jax.jit
     def both(params, caches, tokens):
-        weights, step = model.decode_weights(params), jnp.int32(STEPS)
+        weights, step = model.decode_weights(params, 12), jnp.int32(STEPS)
         _, together = model.decode(weights, *caches, tokens, step)
         fewer = model.take_rows(*caches, taken)
         _, apart = model.decode(weights, *fewer, tokens.reshape(-1, 1)[taken], step)

@@ -1,12 +1,13 @@
 """Rows taken apart at the end of their prompts, and put together again."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wmrl_jax.rollout.compact import join_rows, prompt_lengths_of, split_rows
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     rows=st.integers(1, 3),

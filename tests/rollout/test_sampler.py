@@ -167,7 +167,7 @@ def repeating_model(calls: list[int]) -> Model:
         hidden=MODEL.hidden,
         unembedding=lambda params: jnp.eye(VOCABULARY),
         prefill=prefill,
-        decode_weights=lambda params: params,
+        decode_weights=lambda params, positions: params,
         empty_cache=lambda groups, group_size, slots: jnp.zeros((groups, group_size), jnp.int32),
         grow_cache=lambda cache, slots: cache,
         take_rows=take_rows,

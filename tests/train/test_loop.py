@@ -70,6 +70,7 @@ class Compiled(NamedTuple):
     model: object
     sampler: object
     optimizer: object
+    steps: dict  # by anchors.wait
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +80,21 @@ def compiled():
     sampler = make_sampler(
         model, group_size=4, prompt_tokens=PROMPT, new_tokens=NEW, eos_id=EOS, pad_id=PAD
     )
-    return Compiled(model, sampler, optax.adamw(1e-2))
+    optimizer = optax.adamw(1e-2)
+    mesh = make_mesh(jax.devices()[:1])
+    steps = {
+        wait: make_train_step(model, optimizer, make_config(wait=wait), mesh)
+        for wait in (True, False)
+    }
+    return Compiled(model, sampler, optimizer, steps)
 
 
 def run(folder, compiled, config, execute=outcome, on_step=lambda step: None):
-    """One process's worth of training in `folder`; returns the state, its metrics and the ledger."""
+    """One process's worth of training in `folder`: the state, its metrics and the ledger."""
     mesh = make_mesh(jax.devices()[:1])
-    model, sampler, optimizer = compiled
+    model, sampler, optimizer, steps = compiled
     state = init_state(model.init(jax.random.key(0)), optimizer, config, jax.random.key(1), mesh)
-    step = make_train_step(model, optimizer, config, mesh)
+    step = steps[config.anchors.wait]
     ledger = Ledger()
     folder.mkdir(exist_ok=True)
 

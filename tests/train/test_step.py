@@ -1,6 +1,7 @@
 """The compiled step: corrections, gradient and update on small models."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from wmrl_jax.errors import UserError
 from wmrl_jax.method import debias, denoise
 from wmrl_jax.method.advantages import group_advantages
 from wmrl_jax.models.model import build_model
-from wmrl_jax.train.config import Config, ModelConfig, TrainConfig
+from wmrl_jax.train.config import Config, CorrectionsConfig, ModelConfig, TrainConfig
 from wmrl_jax.train.mesh import make_mesh, put_by_group
 from wmrl_jax.train.step import init_state, make_reference, make_train_step
 from wmrl_jax.types import Rollouts, ScoredBatch
@@ -27,6 +28,7 @@ def make_config(**sections):
             prompt_tokens=PROMPT, new_tokens=NEW,
         ),
         train=TrainConfig(groups=GROUPS, group_size=SIZE, logprob_chunk=4),
+        corrections=CorrectionsConfig(capacity=32, min_pairs=32),
     )  # fmt: skip
     for section, values in sections.items():
         part = dataclasses.replace(getattr(config, section), **values)
@@ -44,6 +46,7 @@ def params(model):
     return model.init(jax.random.key(0))
 
 
+@partial(jax.jit, static_argnums=0)
 def full_logprobs(model, params, tokens):
     """Log-probs [G, N, T] by one forward pass over whole rows, without chunks or shared prompts."""
     flat = tokens.reshape(-1, tokens.shape[-1])

@@ -59,15 +59,20 @@ class LayerWeights(NamedTuple):
 
 
 class DecodeWeights(NamedTuple):
-    """The parameters laid out for decoding; made once per call of the sampler."""
+    """The parameters laid out for decoding; made once per call of the sampler.
+
+    The rotary angles come as tables, cosines and sines [positions, head_dim / 2] each: where they
+    are computed in the loop, XLA computes them anew for every layer and head.
+    """
 
     embed: jax.Array
     layers: tuple[LayerWeights, ...]
     final_norm: jax.Array
+    angles: tuple[jax.Array, jax.Array]
 
 
-def decode_weights(arch: Architecture, params: Any) -> DecodeWeights:
-    """Lay the parameters of `Transformer` out for `decode`."""
+def decode_weights(arch: Architecture, params: Any, positions: int) -> DecodeWeights:
+    """Lay the parameters of `Transformer` out for `decode` at positions 0..positions-1."""
 
     def layer(index: int) -> LayerWeights:
         w = {name: stacked[index] for name, stacked in params["layers"].items()}
@@ -87,6 +92,7 @@ def decode_weights(arch: Architecture, params: Any) -> DecodeWeights:
         embed=params["embed"].astype(arch.dtype),
         layers=tuple(layer(index) for index in range(arch.layers)),
         final_norm=params["final_norm"],
+        angles=rotary_angles(jnp.arange(positions), head_dim=arch.head_dim, theta=arch.rope_theta),
     )
 
 
@@ -156,8 +162,7 @@ def decode(
     """
     groups, group_size = tokens.shape
     kv_heads, head_dim = arch.kv_heads, arch.head_dim
-    cos, sin = rotary_angles(prompt.lengths + step, head_dim=head_dim, theta=arch.rope_theta)
-    cos, sin = cos[:, None, None, :], sin[:, None, None, :]
+    cos, sin = (table[prompt.lengths + step][:, None, None, :] for table in weights.angles)
 
     x = weights.embed[tokens]
     all_keys, all_values = [], []

@@ -59,7 +59,8 @@ class Model:
       unembedding: params -> [D, V]; `hidden @ unembedding` are the logits.
       prefill: (params, tokens int32 [G, P], lengths int32 [G]) -> (prompt cache, hidden state of
         each prompt's last token [G, D]).
-      decode_weights: params -> the weights as `decode` reads them.
+      decode_weights: (params, positions) -> the weights as `decode` reads them, for rows of at most
+        `positions` tokens.
       empty_cache: (groups, group_size, slots) -> row cache with no slot written.
       grow_cache: (row cache, slots) -> the same with more slots.
       take_rows: (prompt cache, row cache, indices int32 [M] among the G*N rows) -> the caches of
@@ -73,7 +74,7 @@ class Model:
     hidden: Callable[[Any, jax.Array], jax.Array]
     unembedding: Callable[[Any], jax.Array]
     prefill: Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
-    decode_weights: Callable[[Any], Any]
+    decode_weights: Callable[[Any, int], Any]
     empty_cache: Callable[[int, int, int], Any]
     grow_cache: Callable[[Any, int], Any]
     take_rows: Callable[[Any, Any, jax.Array], tuple[Any, Any]]

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wmrl_jax.models.layers import causal_attention, rms_norm, rotary_angles, rotate
-from wmrl_jax.models.transformer import Architecture
+from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotary_angles, rotate
+from wmrl_jax.models.transformer import REMAT, Architecture
 
 
 def completion_states(
@@ -55,44 +55,64 @@ def completion_states(
     causal = jnp.tril(jnp.ones((new_tokens, new_tokens), bool))
 
     def layer(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
-        def matrix(name: str) -> jax.Array:
-            return w[name].astype(x.dtype)
+        def onto(y: jax.Array, name: str) -> jax.Array:
+            return project(y, w[name].astype(x.dtype))
 
-        def heads(name: str) -> jax.Array:
-            return (y @ matrix(name)).reshape(groups, tokens.shape[1], -1, head_dim)
+        def heads(y: jax.Array, name: str) -> jax.Array:
+            return onto(y, name).reshape(groups, tokens.shape[1], -1, head_dim)
 
         y = rms_norm(x, w["input_norm"], eps=arch.norm_eps)
-        queries = rotate(rms_norm(heads("q"), w["q_norm"], eps=arch.norm_eps), cos, sin)
-        keys = rotate(rms_norm(heads("k"), w["k_norm"], eps=arch.norm_eps), cos, sin)
-        values = heads("v")
+        queries = rotate(rms_norm(heads(y, "q"), w["q_norm"], eps=arch.norm_eps), cos, sin)
+        keys = rotate(rms_norm(heads(y, "k"), w["k_norm"], eps=arch.norm_eps), cos, sin)
+        values = heads(y, "v")
         (q_prompt, q), (k_prompt, k), (v_prompt, v) = (
             jnp.split(part, [prompt_tokens], axis=1) for part in (queries, keys, values)
         )
         by_prompt = causal_attention(q_prompt, k_prompt, v_prompt)
-        q = q.reshape(groups, rows, new_tokens, kv_heads, repeats, head_dim)
-        k, v = (part.reshape(groups, rows, new_tokens, kv_heads, head_dim) for part in (k, v))
+        by_rows = attend_rows(q, (k_prompt, v_prompt), (k, v))
+        attended = jnp.concatenate([by_prompt, by_rows], axis=1)
+        x = x + onto(attended.reshape(groups, tokens.shape[1], -1), "o")
+        y = rms_norm(x, w["post_norm"], eps=arch.norm_eps)
+        return x + onto(jax.nn.silu(onto(y, "gate")) * onto(y, "up"), "down"), None
+
+    def attend_rows(
+        q: jax.Array, prompt: tuple[jax.Array, jax.Array], own: tuple[jax.Array, jax.Array]
+    ) -> jax.Array:
+        """[G, N*S, H, head_dim] queries over the prompt's (keys, values) and their own row's."""
+        k_prompt, v_prompt = (part.swapaxes(1, 2) for part in prompt)  # [G, K, P, head_dim]
+        k, v = (
+            part.reshape(groups, rows, new_tokens, kv_heads, head_dim).swapaxes(2, 3)
+            for part in own
+        )
+        # [G, N, K, R, S, head_dim]: the queries that share a key head stand one behind the other.
+        q = (q * head_dim**-0.5).reshape(groups, rows, new_tokens, kv_heads, repeats, head_dim)
+        q = q.transpose(0, 1, 3, 4, 2, 5)
+        by_head = q.swapaxes(1, 2).reshape(groups, kv_heads, -1, head_dim)
+        on_prompt = _dot("gkmd,gkpd->gkmp", by_head, k_prompt)
+        on_prompt = on_prompt.reshape(groups, kv_heads, rows, repeats, new_tokens, -1)
+        on_own = _dot(
+            "gnkmd,gnkpd->gnkmp", q.reshape(groups, rows, kv_heads, -1, head_dim), k
+        ).reshape(groups, rows, kv_heads, repeats, new_tokens, new_tokens)
         scores = jnp.concatenate(
             [
-                jnp.where(in_prompt, _dot("gnskrd,gpkd->gknrsp", q, k_prompt), -jnp.inf),
-                jnp.where(causal, _dot("gnskrd,gntkd->gknrst", q, k), -jnp.inf),
+                jnp.where(in_prompt, on_prompt, -jnp.inf),
+                jnp.where(causal, on_own, -jnp.inf).swapaxes(1, 2),
             ],
             axis=-1,
         )
-        shares = jax.nn.softmax(scores * head_dim**-0.5, axis=-1).astype(x.dtype)
-        mixed = _dot("gknrsp,gpkd->gnskrd", shares[..., :prompt_tokens], v_prompt)
-        mixed += _dot("gknrst,gntkd->gnskrd", shares[..., prompt_tokens:], v)
-        attended = jnp.concatenate(
-            [
-                by_prompt.reshape(groups, prompt_tokens, -1),
-                mixed.astype(x.dtype).reshape(groups, rows * new_tokens, -1),
-            ],
-            axis=1,
-        )
-        x = x + attended @ matrix("o")
-        y = rms_norm(x, w["post_norm"], eps=arch.norm_eps)
-        return x + (jax.nn.silu(y @ matrix("gate")) * (y @ matrix("up"))) @ matrix("down"), None
+        shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)  # [G, K, N, R, S, P + S]
+        on_prompt = shares[..., :prompt_tokens].reshape(groups, kv_heads, -1, prompt_tokens)
+        mixed = _dot("gkmp,gkpd->gkmd", on_prompt, v_prompt)
+        mixed = mixed.reshape(groups, kv_heads, rows, -1, head_dim).swapaxes(1, 2)
+        on_own = shares[..., prompt_tokens:].swapaxes(1, 2)
+        on_own = on_own.reshape(groups, rows, kv_heads, -1, new_tokens)
+        mixed += _dot("gnkmp,gnkpd->gnkmd", on_own, v)
+        mixed = mixed.reshape(groups, rows, arch.heads, new_tokens, head_dim).swapaxes(2, 3)
+        return mixed.astype(v.dtype).reshape(groups, -1, arch.heads, head_dim)
 
-    block = jax.checkpoint(layer, prevent_cse=False) if arch.remat != "none" else layer
+    block = layer
+    if arch.remat != "none":
+        block = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[arch.remat])
     x, _ = jax.lax.scan(block, params["embed"][tokens].astype(arch.dtype), params["layers"])
     x = rms_norm(x, params["final_norm"], eps=arch.norm_eps)
     last = jnp.take_along_axis(x, prompt_lengths[:, None, None] - 1, axis=1)[:, None]

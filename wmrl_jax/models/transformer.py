@@ -21,7 +21,6 @@ from flax import linen as nn
 
 from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotary_angles, rotate
 
-
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "matmuls": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

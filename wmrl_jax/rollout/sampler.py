@@ -159,7 +159,7 @@ def _sample(
     inputs = _Inputs(
         prompt=prompt,
         uniforms=_uniforms(key, order, group_size, new_tokens),
-        weights=model.decode_weights(params),
+        weights=model.decode_weights(params, prompts.shape[1] + new_tokens),
         unembedding=model.unembedding(params),
         drawing=drawing,
     )
