@@ -16,7 +16,7 @@ from wmrl_jax.types import Execution, Limits
 class Backend:
     """A process backend that answers with the program's own text and sees how it is used."""
 
-    def __init__(self, *, slots: int, hidden: object) -> None:
+    def __init__(self, *, slots: int, data_dirs: object, hidden: object) -> None:
         self.busy: set[int] = set()
         self.shared_a_slot = False
         self.used: set[int] = set()

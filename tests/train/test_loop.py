@@ -182,10 +182,11 @@ def test_late_anchors_join_a_later_step_and_survive_a_resume(tmp_path, compiled)
     release = threading.Event()
 
     def slow(job, slot):
-        release.wait(20)
+        release.wait(300)
         return outcome(job, slot)
 
     def open_the_gate(step):
+        # Called before the third update, when the anchors of that step were asked for already.
         if step == 2:
             release.set()
 

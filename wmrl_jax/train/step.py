@@ -172,7 +172,7 @@ def make_train_step(
             key=state.key,
             step=state.step + 1,
         )
-        return new_state, _metrics(batch, corrected, sums, count, optax.global_norm(grads))
+        return new_state, _metrics(batch, corrected, sums, count, optax.tree.norm(grads))
 
     whole = replicated(mesh)
     return jax.jit(
