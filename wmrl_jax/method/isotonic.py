@@ -196,15 +196,15 @@ def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Pl
         to_end, from_start = jnp.where(in_right, 0.0, total[1]), jnp.where(in_right, total[0], 0.0)
         return jnp.stack([to_end, from_start])
 
-    weighted = fit.weights is not None
+    weights = fit.weights
     return _Plan(
         first=spread(middle - count[0]),
         stop=spread(middle + count[1]),
         value=spread(pooled),
         sum_gain=gain(fit.sums),
         sum_rest=spread(others(fit.sums, count))[::-1],
-        weight_gain=gain(fit.weights) if weighted else None,
-        weight_rest=spread(others(fit.weights, count))[::-1] if weighted else None,
+        weight_gain=None if weights is None else gain(weights),
+        weight_rest=None if weights is None else spread(others(weights, count))[::-1],
     )
 
 
@@ -212,7 +212,7 @@ def _apply(fit: _Fit, plan: _Plan, held: int | jax.Array) -> _Fit:
     chunk, columns = fit.value.shape
     position = jnp.arange(chunk, dtype=jnp.int32)[:, None] + chunk * jnp.arange(columns)
     inside = (position >= plan.first) & (position < plan.stop)
-    if fit.weights is None:
+    if fit.weights is None or plan.weight_gain is None or plan.weight_rest is None:
         weights = None
         to_stop = jnp.clip(held - position, 0, plan.stop - position)
         from_first = jnp.clip(held - plan.first, 0, position + 1 - plan.first)
@@ -248,8 +248,8 @@ def _fit(y: jax.Array, weights: jax.Array | None, held: int | jax.Array) -> jax.
     value = _fit_chunks(y, w, exact=weights is not None)
     fit = _Fit(value, _totals(w * value), None if weights is None else _totals(w))
     none, nothing = jnp.zeros((columns,), jnp.int32), jnp.zeros((2, columns), jnp.float32)
-    pairs = (nothing,) * 2 + ((None,) * 2 if weights is None else (nothing,) * 2)
-    idle = _Plan(none, none, nothing[0], *pairs)
+    no_weights = None if weights is None else nothing
+    idle = _Plan(none, none, nothing[0], nothing, nothing, no_weights, no_weights)
     plan = jax.tree.map(lambda x: _as_varying(x, y), idle)
 
     def advance(level: jax.Array, carry: tuple[_Fit, _Plan], lanes: int) -> tuple[_Fit, _Plan]:
