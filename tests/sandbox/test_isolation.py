@@ -69,5 +69,5 @@ def test_an_interpreter_below_tmp_is_not_covered_by_the_scratch_folder(monkeypat
     command = " ".join(isolation.command("root", View((), ()), 3))
     assert "--ro-bind /tmp/clone/.venv /tmp/clone/.venv" in command
     assert "--symlink /sandbox/tmp /tmp" not in command
-    monkeypatch.setattr(isolation, "interpreter_paths", lambda: [Path("/work/clone/.venv")])
+    monkeypatch.setattr(isolation, "interpreter_paths", lambda: [Path("/home/someone/clone/.venv")])
     assert "--symlink /sandbox/tmp /tmp" in " ".join(isolation.command("root", View((), ()), 3))
