@@ -166,6 +166,15 @@ def test_the_buffer_holds_the_newest_finite_pairs(steps: int) -> None:
     assert set(held) == {(float(a), float(b)) for a, b in expected[-CAPACITY:]}
 
 
+def test_of_more_pairs_than_fit_the_last_ones_stay() -> None:
+    x = np.linspace(0, 1, PAIRS, dtype=np.float32)
+
+    state = observe(debias.init(CAPACITY, min_pairs=1), x, 1 - x)
+
+    assert sorted(state.predicted.tolist()) == x[-CAPACITY:].tolist()
+    assert sorted(state.executed.tolist()) == (1 - x)[-CAPACITY:][::-1].tolist()
+
+
 def test_the_map_does_not_depend_on_how_pairs_were_cut_into_calls() -> None:
     x, y = pairs(40)
     whole = fitted(x, y)

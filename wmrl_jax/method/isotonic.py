@@ -9,46 +9,51 @@ take O(log n) levels of O(log n) loop iterations and O(n log n) work, whatever t
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-_CHUNK = 16  # longest chunk that the max-min formula fits
-_FEW_LANES = 128  # so few merges share one compiled loop up to the last level
-_LEVELS_PER_LOOP = 3  # levels that share a loop below that: more waste lanes, fewer compile longer
+# Chosen by measurement on a CPU: they change the time, never the result.
+_CHUNK = 32  # longest chunk that the max-min formula fits
+_MANY_LANES = 512  # with more merges than this, every level is compiled for its own number
+_FEW_LANES = 16  # with no more than this, one loop serves all the levels that are left
+_LEVELS_PER_LOOP = 3  # levels that share a loop, and its number of lanes, in between
+
+Pair = tuple[jax.Array, jax.Array]
+Result = TypeVar("Result")
 
 
 class _Fit(NamedTuple):
     """The fit of all segments of one level.
 
     Position p of the input lies in row p % C and column p // C: a segment is then a run of whole
-    columns, and elementwise work runs along the long axis. Sums count fitted values from a
-    position, inclusive, to the segment's end (0) and from its start to the position (1). Both are
-    kept because a sum is only accurate relative to itself: a short one may not be had as the
-    difference of two long ones.
+    columns, and elementwise work runs along the long axis. Sums count from a position, inclusive,
+    to the segment's end and from its start to the position. Both are kept because a sum is only
+    accurate relative to itself: a short one may not be had as the difference of two long ones.
     """
 
     value: jax.Array  # [C, M]
-    sums: jax.Array  # [2, C, M], weighted sums of values
-    weights: jax.Array | None  # [2, C, M], sums of weights; None for unit weights
+    sums: Pair  # weighted sums of fitted values (to the end, from the start), [C, M]
+    weights: Pair | None  # sums of weights alike; None for unit weights
 
 
 class _Plan(NamedTuple):
-    """What one level of merges changes, for each column: [M] or [2, M] as in `_Fit`.
+    """What one level of merges changes, for each column: arrays [M].
 
     It is made in one loop iteration and applied in the next. That keeps it a buffer of its own;
     within an iteration the compiler would compute it anew for every position.
     """
 
-    first: jax.Array  # int32 [M], first position of the segment's pool
-    stop: jax.Array  # int32 [M], the one after its last
-    value: jax.Array  # [M], of the pool
-    sum_gain: jax.Array  # [2, M], sums of the neighbour that the segment was merged with
-    sum_rest: jax.Array  # [2, M], sums beyond the pool
-    weight_gain: jax.Array | None  # [2, M], the same of weights
-    weight_rest: jax.Array | None
+    first: jax.Array  # int32, first position of the segment's pool
+    stop: jax.Array  # int32, the one after its last
+    value: jax.Array  # of the pool
+    sum_gain: Pair  # what the sums gain from the segment that this one is merged with
+    sum_rest: Pair  # sums of what lies beyond the pool
+    weight_gain: Pair | None  # the same of weights
+    weight_rest: Pair | None
 
 
 def _as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -59,14 +64,29 @@ def _as_varying(x: jax.Array, like: jax.Array) -> jax.Array:
     return jnp.where(like.reshape(-1)[0] > 0, x, x)
 
 
-def _totals(x: jax.Array) -> jax.Array:
-    """Sums of the rows of [C, M] to the end and from the start: [2, C, M]."""
+def _once(compute: Callable[[], Result], level: jax.Array, like: jax.Array) -> Result:
+    """Results of ``compute()`` as buffers of their own, which no reader computes anew.
+
+    A loop of one iteration does what an optimization barrier is for, on every backend; that
+    the number is one follows from `level` being at least 0, which the compiler cannot know.
+    """
+    empty = jax.tree.map(
+        lambda x: _as_varying(jnp.zeros(x.shape, x.dtype), like), jax.eval_shape(compute)
+    )
+    start = jnp.minimum(level, 0)
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < 1, lambda carry: (carry[0] + 1, compute()), (start, empty)
+    )[1]
+
+
+def _totals(x: jax.Array) -> Pair:
+    """Sums of the rows of [C, M], to the end and from the start."""
     none = _as_varying(jnp.zeros(x.shape[1:], jnp.float32), x)
 
-    def add(total: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def add(total: jax.Array, row: jax.Array) -> Pair:
         return total + row, total + row
 
-    return jnp.stack([jax.lax.scan(add, none, x, reverse=to_end)[1] for to_end in (True, False)])
+    return jax.lax.scan(add, none, x, reverse=True)[1], jax.lax.scan(add, none, x)[1]
 
 
 def _prefix_sums(x: jax.Array, exact: bool) -> tuple[jax.Array, ...]:
@@ -97,19 +117,20 @@ def _fit_chunks(y: jax.Array, w: jax.Array, exact: bool) -> jax.Array:
     start = jnp.arange(chunk)[:, None]
 
     def between(parts: tuple[jax.Array, ...], k: jax.Array) -> jax.Array:
-        return sum(part[k + 1] - part[:-1] for part in parts)  # type: ignore[return-value]
+        return reduce(jnp.add, [part[k + 1] - part[:-1] for part in parts])
 
-    def lower(r: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        least, fitted = carry  # least mean of start..k' over k' >= k
+    def lower(r: jax.Array, carry: Pair) -> Pair:
+        least, fitted = carry  # least mean of start..k' over k' > k, and the fit beyond k
         k = chunk - 1 - r
+        fitted = fitted.at[jnp.minimum(k + 1, chunk - 1)].set(reduce(jnp.maximum, list(least)))
         weight = between(weights, k)
         heavy = weight > 0
         mean = jnp.where(heavy, between(sums, k) / jnp.where(heavy, weight, 1.0), y[k])
-        least = jnp.where(start <= k, jnp.minimum(least, mean), -jnp.inf)
-        return least, fitted.at[k].set(jnp.max(least, axis=0))
+        return jnp.where(start <= k, jnp.minimum(least, mean), -jnp.inf), fitted
 
     full = _as_varying(jnp.full((chunk, columns), jnp.inf, jnp.float32), y)
-    return jax.lax.fori_loop(0, chunk, lower, (full, full))[1]
+    least, fitted = jax.lax.fori_loop(0, chunk, lower, (full, full))
+    return fitted.at[0].set(least[0])
 
 
 def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Plan:
@@ -122,7 +143,7 @@ def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Pl
     of the right end under b are exact. The right end's deficit under a and the left end's excess
     over b are bounds, exact once the other side is settled. Together they decide at least one of
     the two sides in every iteration. Seen from the border between the segments, with
-    right values negated, both sides obey the same rules, and a side is the first axis below.
+    right values negated, both sides obey the same rules; a side is the first axis below.
     """
     chunk, columns = fit.value.shape
     half = chunk << level
@@ -133,20 +154,29 @@ def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Pl
     is_left = jnp.array([[True], [False]])
     sign = jnp.where(is_left, 1.0, -1.0)
 
-    def pick(array: jax.Array, distance: jax.Array, plane: jax.Array | int = 0) -> jax.Array:
-        """Entries of [.., C, M] at a distance from the border, on either side: [2, lanes]."""
-        distance = jnp.clip(distance, 0, half - 1)
-        p = jnp.where(is_left, middle - 1 - distance, middle + distance)
-        index = plane * (chunk * columns) + (p % chunk) * columns + p // chunk
-        return array.reshape(-1).at[index].get(mode="promise_in_bounds")
+    def pick(arrays: Pair, distance: jax.Array) -> jax.Array:
+        """Entries at a distance from the border, of one array on either side: [2, lanes]."""
+        near = jnp.clip(distance, 0, half - 1)
+        positions = middle - 1 - near[0], middle + near[1]
+        return jnp.stack(
+            [
+                array.reshape(-1)
+                .at[(p % chunk) * columns + p // chunk]
+                .get(mode="promise_in_bounds")
+                for array, p in zip(arrays, positions, strict=True)
+            ]
+        )
 
-    def nearest(array: jax.Array, count: jax.Array) -> jax.Array:
+    def values(distance: jax.Array) -> jax.Array:
+        return pick((fit.value, fit.value), distance)
+
+    def nearest(sums: Pair, count: jax.Array) -> jax.Array:
         """Sum over the `count` positions of each side that are nearest to the border."""
-        return jnp.where(count > 0, pick(array, count - 1, jnp.where(is_left, 0, 1)), 0.0)
+        return jnp.where(count > 0, pick(sums, count - 1), 0.0)
 
-    def others(array: jax.Array, count: jax.Array) -> jax.Array:
+    def others(sums: Pair, count: jax.Array) -> jax.Array:
         """Sum over the positions of each side beyond those `count`."""
-        return jnp.where(count < half, pick(array, count, jnp.where(is_left, 1, 0)), 0.0)
+        return jnp.where(count < half, pick((sums[1], sums[0]), count), 0.0)
 
     def nearest_weight(count: jax.Array) -> jax.Array:
         if fit.weights is not None:
@@ -161,15 +191,15 @@ def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Pl
         low = (node << remaining) - (1 << bits)
         distance = jnp.where(is_open, low + (1 << jnp.maximum(remaining - 1, 0)) - 1, low - 1)
         count = jnp.minimum(distance + 1, half)
-        value = sign * pick(fit.value, distance)
+        value = sign * values(distance)
         total, weight = sign * nearest(fit.sums, count), nearest_weight(count)
-        beyond_value = total - value * weight
-        less = beyond_value[0] < beyond_value[1]
+        excess = total - value * weight
+        less = excess[0] < excess[1]
         leads = jnp.stack([less, ~less])
         crossed = value + value[::-1] <= 0
         is_both = is_open & is_open[::-1]
         # `leads` decides where rounding, or a NaN, would leave both sides open for ever.
-        joins = beyond_value <= total[::-1] + value * weight[::-1]
+        joins = excess <= total[::-1] + value * weight[::-1]
         joins |= is_both & ~crossed & leads
         stays = ~is_both | (crossed & ~leads) | (distance >= half)
         joins &= distance < half
@@ -179,32 +209,40 @@ def _plan(fit: _Fit, level: jax.Array, lanes: int, held: int | jax.Array) -> _Pl
     node = jax.lax.while_loop(lambda node: jnp.any(node < (1 << bits)), narrow, root)
     count = node - (1 << bits)
 
-    pool_sum, pool_weight = nearest(fit.sums, count).sum(0), nearest_weight(count).sum(0)
-    bound = jnp.where(count < half, pick(fit.value, count), -sign * jnp.inf)
-    heavy = pool_weight > 0
-    mean = pool_sum / jnp.where(heavy, pool_weight, 1.0)
-    # Clipping to the neighbours keeps the result non-decreasing in spite of rounding.
-    pooled = jnp.clip(jnp.where(heavy, mean, pick(fit.value, count - 1)[0]), bound[0], bound[1])
-    owner = jnp.arange(columns, dtype=jnp.int32) >> (level + 1)
-    in_right = ((jnp.arange(columns, dtype=jnp.int32) >> level) & 1) == 1
+    def merge() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+        """Ends of the pools, their values, and gained and remaining sums of each array."""
+        heavy = (weight := nearest_weight(count).sum(0)) > 0
+        mean = nearest(fit.sums, count).sum(0) / jnp.where(heavy, weight, 1.0)
+        bound = jnp.where(count < half, values(count), -sign * jnp.inf)
+        # Clipping to the neighbours keeps the result non-decreasing in spite of rounding.
+        pooled = jnp.clip(jnp.where(heavy, mean, values(count - 1)[0]), bound[0], bound[1])
+        every = jnp.full((2, lanes), half)
+        sums = [fit.sums] if fit.weights is None else [fit.sums, fit.weights]
+        moved = [jnp.stack([nearest(each, every), others(each, count)]) for each in sums]
+        return jnp.stack([middle - count[0], middle + count[1]]), pooled, moved
+
+    ends, pooled, moved = _once(merge, level, fit.value)
+    column = jnp.arange(columns, dtype=jnp.int32)
+    in_right = ((column >> level) & 1) == 1
 
     def spread(x: jax.Array) -> jax.Array:
-        return x.at[..., owner].get(mode="promise_in_bounds")
+        return x.at[column >> (level + 1)].get(mode="promise_in_bounds")
 
-    def gain(array: jax.Array) -> jax.Array:
-        total = spread(nearest(array, jnp.full((2, lanes), half)))
-        to_end, from_start = jnp.where(in_right, 0.0, total[1]), jnp.where(in_right, total[0], 0.0)
-        return jnp.stack([to_end, from_start])
+    def gain(every: jax.Array) -> Pair:
+        of_left, of_right = spread(every[0]), spread(every[1])
+        return jnp.where(in_right, 0.0, of_right), jnp.where(in_right, of_left, 0.0)
 
-    weights = fit.weights
+    def rest(beyond: jax.Array) -> Pair:
+        return spread(beyond[1]), spread(beyond[0])
+
     return _Plan(
-        first=spread(middle - count[0]),
-        stop=spread(middle + count[1]),
+        first=spread(ends[0]),
+        stop=spread(ends[1]),
         value=spread(pooled),
-        sum_gain=gain(fit.sums),
-        sum_rest=spread(others(fit.sums, count))[::-1],
-        weight_gain=None if weights is None else gain(weights),
-        weight_rest=None if weights is None else spread(others(weights, count))[::-1],
+        sum_gain=gain(moved[0][0]),
+        sum_rest=rest(moved[0][1]),
+        weight_gain=None if fit.weights is None else gain(moved[1][0]),
+        weight_rest=None if fit.weights is None else rest(moved[1][1]),
     )
 
 
@@ -212,18 +250,23 @@ def _apply(fit: _Fit, plan: _Plan, held: int | jax.Array) -> _Fit:
     chunk, columns = fit.value.shape
     position = jnp.arange(chunk, dtype=jnp.int32)[:, None] + chunk * jnp.arange(columns)
     inside = (position >= plan.first) & (position < plan.stop)
+
+    def add(a: Pair, b: Pair) -> Pair:
+        return a[0] + b[0], a[1] + b[1]
+
     if fit.weights is None or plan.weight_gain is None or plan.weight_rest is None:
         weights = None
         to_stop = jnp.clip(held - position, 0, plan.stop - position)
         from_first = jnp.clip(held - plan.first, 0, position + 1 - plan.first)
-        pool_part = jnp.stack([to_stop, from_first]).astype(jnp.float32)
+        pool_part = to_stop.astype(jnp.float32), from_first.astype(jnp.float32)
     else:
-        weights = fit.weights + plan.weight_gain[:, None]
-        pool_part = weights - plan.weight_rest[:, None]
-    pooled_sums = plan.sum_rest[:, None] + plan.value * pool_part
+        weights = add(fit.weights, plan.weight_gain)
+        pool_part = weights[0] - plan.weight_rest[0], weights[1] - plan.weight_rest[1]
+    in_pool = add(plan.sum_rest, (plan.value * pool_part[0], plan.value * pool_part[1]))
+    outside = add(fit.sums, plan.sum_gain)
     return _Fit(
         value=jnp.where(inside, plan.value, fit.value),
-        sums=jnp.where(inside, pooled_sums, fit.sums + plan.sum_gain[:, None]),
+        sums=(jnp.where(inside, in_pool[0], outside[0]), jnp.where(inside, in_pool[1], outside[1])),
         weights=weights,
     )
 
@@ -247,9 +290,11 @@ def _fit(y: jax.Array, weights: jax.Array | None, held: int | jax.Array) -> jax.
     y, w = _as_varying(y, w), _as_varying(w, y)
     value = _fit_chunks(y, w, exact=weights is not None)
     fit = _Fit(value, _totals(w * value), None if weights is None else _totals(w))
-    none, nothing = jnp.zeros((columns,), jnp.int32), jnp.zeros((2, columns), jnp.float32)
-    no_weights = None if weights is None else nothing
-    idle = _Plan(none, none, nothing[0], nothing, nothing, no_weights, no_weights)
+
+    nowhere, nothing = jnp.zeros((columns,), jnp.int32), jnp.zeros((columns,), jnp.float32)
+    pair = (nothing, nothing)
+    of_weights = None if weights is None else pair
+    idle = _Plan(nowhere, nowhere, nothing, pair, pair, of_weights, of_weights)
     plan = jax.tree.map(lambda x: _as_varying(x, y), idle)
 
     def advance(level: jax.Array, carry: tuple[_Fit, _Plan], lanes: int) -> tuple[_Fit, _Plan]:
@@ -259,7 +304,8 @@ def _fit(y: jax.Array, weights: jax.Array | None, held: int | jax.Array) -> jax.
     level, levels = 0, columns.bit_length() - 1
     while level < levels:
         lanes = columns >> (level + 1)
-        stop = levels if lanes <= _FEW_LANES else min(levels, level + _LEVELS_PER_LOOP)
+        shared = 1 if lanes > _MANY_LANES else _LEVELS_PER_LOOP
+        stop = levels if lanes <= _FEW_LANES else min(levels, level + shared)
         fit, plan = jax.lax.fori_loop(level, stop, partial(advance, lanes=lanes), (fit, plan))
         level = stop
     return _apply(fit, plan, held).value.T.reshape(-1)[:n]
