@@ -2,12 +2,12 @@
 
 import os
 
+from hypothesis import settings
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
-
-from hypothesis import settings  # noqa: E402
 
 # A first example compiles, and machines are shared: an example's time says nothing here.
 settings.register_profile("untimed", deadline=None)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from wmrl_jax.errors import UserError
 from wmrl_jax.train.evaluate import CONFIDENCE, Comparison, Estimate, Evaluation, summarise
+from wmrl_jax.train.files import write_whole
 from wmrl_jax.types import STATUSES
 
 
@@ -91,7 +91,8 @@ def write_json(evaluation: Evaluation, path: Path) -> None:
         "tasks": [_jsonable(s) for s in evaluation.tasks],
         "records": [_jsonable(r) for r in evaluation.records],
     }
-    _write_whole(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def load_json(path: Path) -> Evaluation:
@@ -128,7 +129,8 @@ def write_csv(evaluation: Evaluation, path: Path) -> None:
             [row.name, row.split, row.tasks, row.samples, row.ungraded]
             + ["" if math.isnan(x) else f"{x:.6g}" for x in numbers]
         )
-    _write_whole(path, out.getvalue())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, out.getvalue())
 
 
 def _jsonable(value: Any) -> Any:
@@ -142,10 +144,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)

@@ -146,11 +146,8 @@ def train(
                 jax.block_until_ready(metrics)
             late = StepEnd(
                 step=step + 1,
-                names=names,
                 is_anchor=is_anchor,
                 rollouts=rollouts,
-                predicted=fresh["predicted"],
-                completions=completions,
                 back=back,
                 in_flight=len(waiting),
                 metrics=metrics,
@@ -334,7 +331,7 @@ def in_flight_capacity(config: Config) -> int:
     return config.anchors.max_in_flight + config.train.groups
 
 
-_ROLES = {"sample": 1, "anchors": 2, "evaluate": 3}
+_ROLES = {"sample": 1, "anchors": 2}
 
 
 def role_key(key: jax.Array, role: str, step: int) -> jax.Array:

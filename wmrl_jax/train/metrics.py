@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from wmrl_jax.train.files import write_whole
+
 METRICS_FILE = "metrics.jsonl"
 VERSIONS_FILE = "versions.json"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -69,9 +71,7 @@ class JsonLines:
         """
         kept = [record for record in self.read() if record["step"] <= step]
         lines = [json.dumps(_plain(record), sort_keys=True, allow_nan=False) for record in kept]
-        partial = self._path.with_name(f"{self._path.name}.partial")
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        os.replace(partial, self._path)
+        write_whole(self._path, "".join(f"{line}\n" for line in lines))
         return kept
 
 
@@ -150,9 +150,7 @@ def write_versions(run_dir: Path) -> None:
     now = versions()
     if entries[-1:] == [now]:
         return
-    partial = path.with_name(f"{VERSIONS_FILE}.partial")
-    partial.write_text(json.dumps([*entries, now], indent=2, sort_keys=True) + "\n")
-    os.replace(partial, path)
+    write_whole(path, json.dumps([*entries, now], indent=2, sort_keys=True) + "\n")
 
 
 def _plain(value: Any) -> Any:

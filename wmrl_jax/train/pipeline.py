@@ -21,6 +21,7 @@ from wmrl_jax.train.config import Config, TrainConfig
 from wmrl_jax.train.data import task_iterator
 from wmrl_jax.train.evaluate import Evaluation, compare, summarise
 from wmrl_jax.train.execution import execute_completions, open_queue
+from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.ledger import CompileClock, Ledger
 from wmrl_jax.train.loop import Parts, decode_completions
 from wmrl_jax.train.loop import train as training_loop
@@ -32,7 +33,7 @@ from wmrl_jax.train.report import write_report
 from wmrl_jax.train.run_folder import claim_run_folder, load_run_config
 from wmrl_jax.train.setting import Setting, TaskSet
 from wmrl_jax.train.step import init_state, make_reference, make_train_step
-from wmrl_jax.train.warm_start import Stages, WarmStart
+from wmrl_jax.train.warm_start import FIDELITY, Stages, WarmStart
 from wmrl_jax.types import TrainState
 from wmrl_jax.world_model import fidelity as fidelity_report
 from wmrl_jax.world_model.readout import make_scorer
@@ -54,9 +55,8 @@ def run(config: Config, console: Console | None = None) -> Path:
     before = _evaluate_once(config, start, start.agent, folder / "eval_before.json", console)
     state = _train(config, start, folder, console)
     after = _evaluate_once(config, start, state.params, folder / "eval_after.json", console)
-    (folder / "fidelity.json").write_text((start.folder / "fidelity.json").read_text()) if (
-        start.world_model is not None
-    ) else None
+    if start.world_model is not None:
+        write_whole(folder / FIDELITY, (start.folder / FIDELITY).read_text(encoding="utf-8"))
     console.print(evaluation_io.evaluation_table(after, title="The trained agent, executed"))
     console.print(evaluation_io.comparison_table(compare(before, after)))
     console.print(f"report: {write_report(folder)}")

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from wmrl_jax.sandbox.queue import SandboxQueue
+from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.in_flight import Executed
 from wmrl_jax.train.ledger import CompileClock, Ledger
 from wmrl_jax.train.metrics import JsonLines, MetricsWriter
@@ -28,11 +29,8 @@ class StepEnd(NamedTuple):
 
     Attributes:
       step: updates made, this one included.
-      names: [G] task names.
       is_anchor: bool [G].
       rollouts: the step's rollouts, on the devices.
-      predicted: float32 [G, N].
-      completions: [G][N] texts.
       back: anchor groups that joined the step.
       in_flight: groups whose executions are not back.
       metrics: the compiled step's metrics, a NamedTuple of scalars, on the devices.
@@ -41,11 +39,8 @@ class StepEnd(NamedTuple):
     """
 
     step: int
-    names: list[str]
     is_anchor: np.ndarray
     rollouts: Rollouts
-    predicted: np.ndarray
-    completions: list[list[str]]
     back: list[Executed]
     in_flight: int
     metrics: Any
@@ -103,7 +98,7 @@ class RunLog:
             )
         for entry in sample_records(end):
             self._samples.append(entry)
-        self._ledger_file.write_text(json.dumps(self._ledger.state(), indent=2))
+        write_whole(self._ledger_file, json.dumps(self._ledger.state(), indent=2))
         self._progress.step(
             end.step,
             reward=record["reward"],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 from wmrl_jax.errors import UserError
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.config_loader import config_listing, config_values, load_config
+from wmrl_jax.train.files import write_whole
 
 CONFIG_FILE = "config.yaml"
 
@@ -43,9 +43,7 @@ def claim_run_folder(config: Config) -> Path:
             f"{folder} is not empty and holds no {CONFIG_FILE}, so it is no run's folder: "
             "choose another name"
         )
-    partial = folder / f"{CONFIG_FILE}.partial"
-    partial.write_text(config_listing(config), encoding="utf-8")
-    os.replace(partial, saved)
+    write_whole(saved, config_listing(config))
     return folder
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from wmrl_jax.tasks.corpus.generate import completion_text, generate
 from wmrl_jax.train.checkpoint import load_params, save_params
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.execution import execute_completions, open_queue
+from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.ledger import CompileClock, Ledger
 from wmrl_jax.train.mesh import replicated
 from wmrl_jax.train.progress import Progress
@@ -98,7 +98,7 @@ class Stages:
                     self.config.seed,
                 )
             ]
-            _write_whole(path, "".join(json.dumps(r) + "\n" for r in records))
+            write_whole(path, "".join(json.dumps(r) + "\n" for r in records))
             self.console.print(f"corpus: {len(records)} programs for {len(self.tasks.train)} tasks")
         return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -181,7 +181,7 @@ class Stages:
                     max_tokens=self.config.model.prompt_tokens + self.config.model.new_tokens,
                 )
             save_params(folder, tuned.world_model._asdict())
-            _write_whole(
+            write_whole(
                 self.folder / "world_model_tuning.json", json.dumps(tuned.history, indent=2)
             )
         like = {
@@ -239,7 +239,7 @@ class _Stage:
         self._timer.__exit__(*error)
         self._compiles.__exit__(*error)
         if error[0] is None:
-            _write_whole(self._file, json.dumps(self._ledger.state(), indent=2))
+            write_whole(self._file, json.dumps(self._ledger.state(), indent=2))
 
 
 def _abstract(setting: Setting, make: Any) -> Any:
@@ -263,9 +263,3 @@ def _evenly(corpus: Sequence[dict[str, str]], n: int, seed: int) -> list[tuple[s
             if turn < len(order) and len(chosen) < n:
                 chosen.append((task, by_task[task][order[turn]]))
     return chosen
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

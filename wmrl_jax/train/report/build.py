@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.report.data import RunRecord, read_run
 from wmrl_jax.train.report.evaluation import evaluation_section
 from wmrl_jax.train.report.fidelity import fidelity_section
@@ -62,7 +62,5 @@ def write_report(run_dir: Path) -> Path:
         "\n",
     )
     path = run_dir / REPORT_FILE
-    draft = path.with_name(f"{REPORT_FILE}.partial")
-    draft.write_text(page(f"{run.name} · WMRL report", body), encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, page(f"{run.name} · WMRL report", body))
     return path
