@@ -76,7 +76,8 @@ class WarmStartConfig:
 class WorldModelConfig:
     """Executed cases and the tuning of the world model on them."""
 
-    cases: Count = 480
+    cases: Count = 480  # programs of the corpus, executed
+    agent_cases: Natural = 480  # programs of the warm-started agent, executed too
     heldout_fraction: Annotated[float, Bounds(0, 0.9)] = 0.2  # of the cases, for `wmrl fidelity`
     epochs: Positive = 6.0
     batch_size: Count = 32

@@ -25,6 +25,7 @@ from wmrl_jax.train.config import Config
 from wmrl_jax.train.in_flight import Executed, Pending
 from wmrl_jax.train.ledger import Ledger
 from wmrl_jax.train.mesh import put_by_group
+from wmrl_jax.train.programs import decode_completions
 from wmrl_jax.train.records import RunLog, StepEnd
 from wmrl_jax.types import Job, Outcome, Rollouts, ScoredBatch, TrainState
 
@@ -236,22 +237,6 @@ def assemble(
     if not reference:
         fields["reference_logprobs"] = None
     return ScoredBatch(**fields)
-
-
-def decode_completions(tokenizer: Tokenizer, rollouts: Rollouts) -> list[list[str]]:
-    """Texts [G][N] of the completions, end-of-text left out."""
-    tokens, lengths, starts = jax.device_get(
-        (rollouts.tokens, rollouts.lengths, rollouts.prompt_lengths)
-    )
-
-    def text(row: np.ndarray, start: int, end: int) -> str:
-        ids = row[start:end].tolist()
-        return tokenizer.decode(ids[:-1] if ids and ids[-1] == tokenizer.eos_id else ids)
-
-    return [
-        [text(row, int(start), int(end)) for row, end in zip(group, ends, strict=True)]
-        for group, ends, start in zip(tokens, lengths, starts, strict=True)
-    ]
 
 
 def predict(

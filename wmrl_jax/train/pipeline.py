@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import jax
 import optax
 from rich.console import Console
 
@@ -23,10 +21,11 @@ from wmrl_jax.train.evaluate import Evaluation, compare, summarise
 from wmrl_jax.train.execution import execute_completions, open_queue
 from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.ledger import CompileClock, Ledger
-from wmrl_jax.train.loop import Parts, decode_completions
+from wmrl_jax.train.loop import Parts
 from wmrl_jax.train.loop import train as training_loop
-from wmrl_jax.train.mesh import check_divisible, put_by_group
+from wmrl_jax.train.mesh import check_divisible
 from wmrl_jax.train.metrics import write_versions
+from wmrl_jax.train.programs import draw_programs
 from wmrl_jax.train.progress import Progress
 from wmrl_jax.train.records import RunLog
 from wmrl_jax.train.report import write_report
@@ -271,37 +270,14 @@ def evaluate_policy(
 
     The noise depends on the configured seed alone, so two policies are compared on the same draws.
     """
-    groups, size = config.train.groups, config.train.group_size
-    rounds = math.ceil(config.eval.samples / size)
-    drawn: list[tuple[str, int, str]] = []
-    for round_ in range(rounds):
-        for first in range(0, len(names), groups):
-            block = [names[(first + i) % len(names)] for i in range(groups)]
-            prompts, lengths = setting.prompt_arrays(block)
-            key = jax.random.fold_in(jax.random.fold_in(setting.key("evaluation"), round_), first)
-            rollouts = setting.sampler(
-                params,
-                put_by_group(setting.mesh, prompts),
-                put_by_group(setting.mesh, lengths),
-                key,
-                temperature=config.eval.temperature,
-                top_k=config.sampler.top_k,
-                top_p=config.sampler.top_p,
-            )
-            texts = decode_completions(setting.tokenizer, rollouts)
-            for name, group in zip(names[first : first + groups], texts, strict=False):
-                drawn += [(name, round_ * size + j, text) for j, text in enumerate(group)]
-    drawn = [d for d in drawn if d[1] < config.eval.samples]
-    outcomes = execute_completions(
-        queue, [(name, text) for name, _, text in drawn], progress.update
-    )
+    key = setting.key("evaluation")
+    drawn = draw_programs(setting, params, names, config.eval.samples, key, config.eval.temperature)
+    outcomes = execute_completions(queue, [(d.task, d.completion) for d in drawn], progress.update)
     return [
         {
-            "task": name,
-            "split": setting.tasks.split_of(name),
-            "sample": sample,
-            "completion": text,
+            **d._asdict(),
+            "split": setting.tasks.split_of(d.task),
             **{k: v for k, v in outcome._asdict().items() if k != "feedback"},
         }
-        for (name, sample, text), outcome in zip(drawn, outcomes, strict=True)
+        for d, outcome in zip(drawn, outcomes, strict=True)
     ]

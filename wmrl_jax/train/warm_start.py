@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from wmrl_jax.train.execution import execute_completions, open_queue
 from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.ledger import CompileClock, Ledger
 from wmrl_jax.train.mesh import replicated
+from wmrl_jax.train.programs import draw_programs
 from wmrl_jax.train.progress import Progress
 from wmrl_jax.train.setting import Setting, TaskSet
 from wmrl_jax.train.sft import sft
@@ -59,7 +61,10 @@ class WarmStart(NamedTuple):
 
 def warm_start_folder(config: Config, tasks: TaskSet) -> Path:
     """The folder of a configuration's warm start; its name carries a digest of what decides it."""
-    parts = (config.seed, config.model, config.warm_start, config.world_model, tasks.train)
+    parts = (
+        config.seed, config.model, config.warm_start, config.world_model, config.sampler,
+        config.train.groups, config.train.group_size, tasks.train,
+    )  # fmt: skip
     listing = json.dumps(
         [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]  # type: ignore[arg-type]
     )
@@ -141,10 +146,15 @@ class Stages:
         return load_params(folder, self._abstract_params(setting))
 
     def cases(self) -> list[Case]:
-        """Programs of the corpus, evenly over its tasks, with their true outcomes."""
+        """Programs of the corpus and of the agent, evenly over the tasks, with their outcomes.
+
+        The agent's mistakes are not those of the corpus: a world model that has seen only the
+        corpus ranks what the agent writes little better than chance.
+        """
         path = self.folder / CASES
         if not path.exists():
             chosen = _evenly(self.corpus(), self.config.world_model.cases, self.config.seed)
+            chosen += self._programs_of_agent(self.config.world_model.agent_cases)
             with (
                 self._stage("world_model"),
                 open_queue(self.config, self.tasks.tasks, self.folder / "outcomes.sqlite") as queue,
@@ -158,6 +168,22 @@ class Stages:
             ]
             save_cases(path, make_cases(executed, self.config.world_model.heldout_fraction))
         return load_cases(path)
+
+    def _programs_of_agent(self, n: int) -> list[tuple[str, str]]:
+        """`n` (task, completion) pairs that the warm-started agent draws as in training."""
+        if n == 0:
+            return []
+        setting = self.setting()
+        drawn = draw_programs(
+            setting,
+            self.agent(),
+            self.tasks.train,
+            math.ceil(n / len(self.tasks.train)),
+            setting.key("cases"),
+            self.config.sampler.temperature,
+        )
+        in_turn = sorted(drawn, key=lambda d: d.sample)
+        return [(d.task, d.completion) for d in in_turn[:n]]
 
     def world_model(self) -> WorldModel:
         """The agent's backbone, tuned on the cases, replicated over the devices."""
