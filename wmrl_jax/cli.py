@@ -111,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(report)
     report.set_defaults(command=_report)
 
+    _add_simulate(commands)
+
     config = _with_config(
         commands, "config", _config, "print the whole configuration", optional=True
     )
@@ -149,6 +151,32 @@ def _with_config(
     return parser
 
 
+def _add_simulate(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "simulate", help="check the theory by simulated runs, or plan the anchor fraction"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/simulate"), help="(runs/simulate)")
+    parser.add_argument("--runs", type=_count, default=64, help="simulated runs a point (64)")
+    parser.add_argument("--seed", type=int, default=0, help="(0)")
+    plan = parser.add_argument_group("planning")
+    plan.add_argument("--plan", action="store_true", help="find the cheapest anchor fraction")
+    plan.add_argument("--cost-execution", type=_seconds, metavar="TIME", help="of one: 200s, 5m")
+    plan.add_argument("--cost-score", type=_seconds, metavar="TIME", help="of one: 0.5s")
+    plan.add_argument(
+        "--bias", type=_share, metavar="B", help="largest error of the mean score (0)"
+    )
+    plan.add_argument("--shape", metavar="NAME", help="of the bias (saturating)")
+    plan.add_argument("--noise", type=_share, metavar="SIGMA", help="deviation of a score (0)")
+    plan.add_argument(
+        "--from-run", type=Path, metavar="RUN", help="bias and noise by its anchor pairs instead"
+    )
+    plan.add_argument(
+        "--target", type=_share, metavar="SHARE", default=0.05,
+        help="share of the way to the best policy that may be left (0.05)",
+    )  # fmt: skip
+    parser.set_defaults(command=_simulate)
+
+
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, runs/quickstart say")
 
@@ -157,6 +185,29 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return share
+
+
+def _seconds(text: str) -> float:
+    """A time such as 200s, 5m or 1.5h, in seconds; a bare number is in seconds."""
+    units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    number = text.rstrip("msh")
+    try:
+        seconds = float(number) * units[text[len(number) :] or "s"]
+    except (KeyError, ValueError):
+        seconds = -1.0
+    if not 0.0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 200s, 5m or 0.5h")
+    return seconds
 
 
 def _load(args: argparse.Namespace) -> Config:
@@ -196,6 +247,35 @@ def _report(args: argparse.Namespace) -> None:
     from wmrl_jax.train.report import write_report
 
     print(write_report(args.run))
+
+
+def _simulate(args: argparse.Namespace) -> None:
+    plan_only = {"--bias": args.bias, "--noise": args.noise, "--shape": args.shape}
+    given = [name for name, value in plan_only.items() if value is not None]
+    if args.plan and (args.cost_execution is None or args.cost_score is None):
+        raise UserError("a plan needs --cost-execution and --cost-score, 200s and 0.5s say")
+    if args.plan and args.from_run is not None and given:
+        raise UserError(f"--from-run measures what {given[0]} says; give one of the two")
+    if not args.plan and (given or args.from_run or args.cost_execution or args.cost_score):
+        raise UserError("costs, bias, noise and --from-run belong to a plan; add --plan")
+
+    from wmrl_jax.train import simulation_report
+
+    if args.plan:
+        simulation_report.plan(
+            args.out,
+            cost_execution=args.cost_execution,
+            cost_score=args.cost_score,
+            target=args.target,
+            bias_shape=args.shape or "saturating",
+            bias_size=args.bias or 0.0,
+            noise=args.noise or 0.0,
+            run=args.from_run,
+            runs=args.runs,
+            seed=args.seed,
+        )
+    else:
+        simulation_report.simulate(args.out, runs=args.runs, seed=args.seed)
 
 
 def _tasks_list(args: argparse.Namespace) -> None:
