@@ -48,8 +48,7 @@ def run(config: Config, console: Console | None = None) -> Path:
       KeyboardInterrupt: the run was interrupted; the same call goes on.
     """
     console = console or Console(stderr=True)
-    folder = _open_run(config)
-    stages = _stages(config, console)
+    folder, stages = _open_run(config, console)
     start = stages.all()
     before = _evaluate_once(config, start, start.agent, folder / "eval_before.json", console)
     state = _train(config, start, folder, console)
@@ -65,8 +64,8 @@ def run(config: Config, console: Console | None = None) -> Path:
 def train(config: Config, console: Console | None = None) -> Path:
     """Warm start (where it is not there yet) and the updates; no evaluation."""
     console = console or Console(stderr=True)
-    folder = _open_run(config)
-    _train(config, _stages(config, console).all(), folder, console)
+    folder, stages = _open_run(config, console)
+    _train(config, stages.all(), folder, console)
     return folder
 
 
@@ -146,10 +145,12 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     )
 
 
-def _open_run(config: Config) -> Path:
+def _open_run(config: Config, console: Console) -> tuple[Path, Stages]:
+    """The run's folder, claimed once the tasks were seen to be sound, and its stages."""
+    tasks = TaskSet(config)
     folder = claim_run_folder(config)
     write_versions(folder)
-    return folder
+    return folder, Stages(config, tasks, console)
 
 
 def _stages(config: Config, console: Console | None = None) -> Stages:
