@@ -74,7 +74,32 @@ def test_the_readme_names_only_commands_that_exist() -> None:
 
     assert commands
     for words in commands:
-        depth = 2 if words[0] in {"tasks", "world-model"} else 1
+        depth = 2 if words[0] in {"tasks", "world-model", "bench"} else 1
         with pytest.raises(SystemExit) as end:
             cli.main([*words[:depth], "--help"])
         assert end.value.code == 0
+
+
+def loop_of_the_readme(**changes: str) -> float:
+    """Runs the example with some text replaced; returns the true reward at its end."""
+    readme = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    return float(names["rewards"][-1])
+
+
+def test_the_loop_of_the_readme_learns_with_the_corrections_and_is_misled_without() -> None:
+    corrected = loop_of_the_readme()
+    uncorrected = loop_of_the_readme(
+        **{
+            "debias.apply(bias, predicted)": "predicted",
+            "jnp.sum(~is_anchor))": 'jnp.sum(~is_anchor), rule="fixed")',
+        }
+    )
+    best, bad = 0.9, 0.0
+    assert corrected > best - 0.1
+    assert uncorrected < bad + 0.1

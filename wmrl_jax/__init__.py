@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wmrl_jax.method.advantages import group_advantages
     from wmrl_jax.method.isotonic import isotonic_regression
     from wmrl_jax.method.losses import policy_loss
+    from wmrl_jax.train.fused import make_fused_step
     from wmrl_jax.train.step import make_train_step
     from wmrl_jax.types import ScoredBatch, TrainState
 
@@ -26,6 +27,7 @@ __all__ = [
     "denoise",
     "group_advantages",
     "isotonic_regression",
+    "make_fused_step",
     "make_train_step",
     "policy_loss",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "denoise": "wmrl_jax.method.denoise",
     "group_advantages": "wmrl_jax.method.advantages",
     "isotonic_regression": "wmrl_jax.method.isotonic",
+    "make_fused_step": "wmrl_jax.train.fused",
     "make_train_step": "wmrl_jax.train.step",
     "policy_loss": "wmrl_jax.method.losses",
 }

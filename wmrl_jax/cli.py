@@ -113,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_simulate(commands)
 
+    bench = _group(commands, "bench", "timings against peers")
+    method = bench.add_parser("method", help="the corrections, and isotonic regression")
+    method.add_argument("--out", type=Path, default=Path("runs/bench"), help="(runs/bench)")
+    method.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    method.set_defaults(command=_bench_method)
+
     config = _with_config(
         commands, "config", _config, "print the whole configuration", optional=True
     )
@@ -276,6 +282,12 @@ def _simulate(args: argparse.Namespace) -> None:
         )
     else:
         simulation_report.simulate(args.out, runs=args.runs, seed=args.seed)
+
+
+def _bench_method(args: argparse.Namespace) -> None:
+    from wmrl_jax.train.bench import bench_method
+
+    bench_method(args.out, quick=args.quick)
 
 
 def _tasks_list(args: argparse.Namespace) -> None:

@@ -1,139 +1,18 @@
 """The loop: repeatable to the bit across an interruption, anchors late within bounds, none lost."""
 
-import dataclasses
-import hashlib
-import json
 import os
 import signal
 import threading
-from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 import pytest
-from rich.console import Console
-
-from wmrl_jax.models.model import build_model
-from wmrl_jax.rollout.sampler import make_sampler
-from wmrl_jax.sandbox.queue import SandboxQueue
-from wmrl_jax.train.checkpoint import Checkpoints
-from wmrl_jax.train.config import Config, ModelConfig, TrainConfig
-from wmrl_jax.train.data import task_iterator
-from wmrl_jax.train.ledger import CompileClock, Ledger
-from wmrl_jax.train.loop import Parts, train
-from wmrl_jax.train.mesh import make_mesh
-from wmrl_jax.train.progress import Progress
-from wmrl_jax.train.records import RunLog
-from wmrl_jax.train.step import init_state, make_train_step
-from wmrl_jax.types import Outcome
-
-PROMPT, NEW, EOS, PAD = 4, 6, 1, 0
-STEPS = 5
-
-
-class IdTokenizer:
-    """Every sequence of ids decodes to a program that names them."""
-
-    eos_id = EOS
-
-    def decode(self, ids):
-        return f"```python\nids = {list(ids)}\n```"
-
-
-def reward_of_text(text):
-    return int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 0xFFFF
-
-
-def outcome(job, slot):
-    reward = 0.5 + 0.5 * reward_of_text(job.task + job.program)
-    return Outcome("valid", reward, 2 * reward - 1, reward, "", None, 0.01)
-
-
-def make_config(**anchors):
-    config = Config(
-        model=ModelConfig(
-            layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16,
-            prompt_tokens=PROMPT, new_tokens=NEW,
-        ),
-        train=TrainConfig(steps=STEPS, groups=4, group_size=4, logprob_chunk=NEW),
-    )  # fmt: skip
-    return dataclasses.replace(
-        config,
-        anchors=dataclasses.replace(config.anchors, fraction=0.25, **anchors),
-        corrections=dataclasses.replace(config.corrections, capacity=32, min_pairs=8),
-        checkpoint=dataclasses.replace(config.checkpoint, every=2),
-    )
-
-
-class Compiled(NamedTuple):
-    model: object
-    sampler: object
-    optimizer: object
-    steps: dict  # by anchors.wait
+from loop_runs import STEPS, compile_parts, make_config, outcome, run, without_times
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    config = make_config()
-    model = build_model(config.model, 24)
-    sampler = make_sampler(
-        model, group_size=4, prompt_tokens=PROMPT, new_tokens=NEW, eos_id=EOS, pad_id=PAD
-    )
-    optimizer = optax.adamw(1e-2)
-    mesh = make_mesh(jax.devices()[:1])
-    steps = {
-        wait: make_train_step(model, optimizer, make_config(wait=wait), mesh)
-        for wait in (True, False)
-    }
-    return Compiled(model, sampler, optimizer, steps)
-
-
-def run(folder, compiled, config, execute=outcome, on_step=lambda step: None):
-    """One process's worth of training in `folder`: the state, its metrics and the ledger."""
-    mesh = make_mesh(jax.devices()[:1])
-    model, sampler, optimizer, steps = compiled
-    state = init_state(model.init(jax.random.key(0)), optimizer, config, jax.random.key(1), mesh)
-    step = steps[config.anchors.wait]
-    ledger = Ledger()
-    folder.mkdir(exist_ok=True)
-
-    def observed_step(state, batch):
-        on_step(int(state.step))
-        return step(state, batch)
-
-    with (
-        SandboxQueue(execute, slots=2, retries=0, journal=folder / "outcomes.sqlite") as queue,
-        CompileClock(ledger) as compiles,
-        Progress("test", STEPS, console=Console(quiet=True)) as progress,
-    ):
-        checkpoints = Checkpoints(folder / "checkpoints", keep=3)
-        run_log = RunLog(folder, ledger, queue, progress, compiles)
-        parts = Parts(
-            task_names=("a", "b"),
-            prompts=np.asarray([[2, 3, 4, 0], [5, 6, 7, 8]], np.int32),
-            prompt_lengths=np.asarray([3, 4], np.int32),
-            tokenizer=IdTokenizer(),
-            sample=sampler,
-            score=lambda r: (r.tokens.sum(-1) % 17) / 17.0,
-            reference=None,
-            train_step=observed_step,
-            queue=queue,
-            mesh=mesh,
-        )
-        data = task_iterator(2, config.train.groups, seed=3)
-        try:
-            state = train(config, parts, state, data, checkpoints, run_log, ledger)
-        finally:
-            run_log.close()
-            checkpoints.close()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return state, lines, ledger
-
-
-def without_times(lines):
-    host = ("seconds", "programs_compiled")
-    return [{k: v for k, v in line.items() if not k.startswith(host)} for line in lines]
+    return compile_parts()
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, compiled):

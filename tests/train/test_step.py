@@ -199,12 +199,12 @@ def test_the_reference_gives_the_logprobs_of_its_parameters(model, params):
         *batch[:3], prompt_lengths=lengths, lengths=np.zeros((GROUPS, SIZE), np.int32),
         finished=np.zeros((GROUPS, SIZE), bool),
     )  # fmt: skip
-    got = make_reference(model, params, config, mesh)(rollouts)
+    got = make_reference(model, config, mesh)(params, rollouts)
     np.testing.assert_allclose(got, batch.behaviour_logprobs, atol=1e-4)
     batch = batch._replace(reference_logprobs=np.asarray(got))
     _, metrics = run(model, params, config, batch)
     assert abs(metrics.kl) < 1e-5
-    assert make_reference(model, params, make_config(), mesh) is None
+    assert make_reference(model, make_config(), mesh) is None
 
 
 def test_groups_that_cannot_be_divided_are_refused_in_one_sentence(model, params):

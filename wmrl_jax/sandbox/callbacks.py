@@ -57,10 +57,10 @@ def queue_callbacks(queue: SandboxQueue, decode: DecodeFn) -> QueueCallbacks:
       queue: where jobs go.
       decode: makes a job of a row of tokens; called on the host.
     """
-    faults: list[BaseException] = []
+    faults = HostFaults()
 
     def submit_on_host(tasks, tokens, starts, lengths, chosen) -> np.ndarray:
-        with _remembered(faults):
+        with faults.remembered():
             tasks, tokens, starts, lengths, chosen = map(
                 np.asarray, (tasks, tokens, starts, lengths, chosen)
             )
@@ -71,7 +71,7 @@ def queue_callbacks(queue: SandboxQueue, decode: DecodeFn) -> QueueCallbacks:
             return tickets
 
     def collect_on_host(tickets, timeout: float | None) -> np.ndarray:
-        with _remembered(faults):
+        with faults.remembered():
             tickets = np.asarray(tickets)
             wanted = [int(ticket) for ticket in tickets.ravel() if ticket != NO_TICKET]
             outcomes = queue.collect(wanted, timeout)
@@ -92,27 +92,38 @@ def queue_callbacks(queue: SandboxQueue, decode: DecodeFn) -> QueueCallbacks:
 
         return collect
 
+    return QueueCallbacks(submit, collector(0.0), collector(None), faults.raised)
+
+
+class HostFaults:
+    """Exceptions of host callbacks, kept as they are: the runtime turns them into text."""
+
+    def __init__(self) -> None:
+        self._faults: list[BaseException] = []
+
     @contextmanager
-    def errors() -> Iterator[None]:
-        faults.clear()
+    def remembered(self) -> Iterator[None]:
+        """Around the body of a callback."""
+        try:
+            yield
+        except BaseException as fault:
+            self._faults.append(fault)
+            raise
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Around a call of compiled code and the wait for its results.
+
+        Raises:
+          BaseException: the first callback's own, instead of the runtime's report of it.
+        """
+        self._faults.clear()
         try:
             yield
         except jax.errors.JaxRuntimeError as report:
-            if faults:
-                raise faults[0] from report
+            if self._faults:
+                raise self._faults[0] from report
             raise
-
-    return QueueCallbacks(submit, collector(0.0), collector(None), errors)
-
-
-@contextmanager
-def _remembered(faults: list[BaseException]) -> Iterator[None]:
-    """The runtime turns an exception into text; this keeps the exception itself."""
-    try:
-        yield
-    except BaseException as fault:
-        faults.append(fault)
-        raise
 
 
 def _reward(outcome: Outcome | None) -> float:

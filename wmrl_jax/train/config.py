@@ -146,6 +146,7 @@ class TrainConfig:
     groups: Count = 8  # a step
     group_size: Count = 8  # rollouts of a group, at least 2
     microbatches: Count = 1  # divides groups
+    fused: bool = False  # true: sampling, scoring, queue and update as one compiled program
     learning_rate: Positive = 1e-4
     warmup_steps: Natural = 3
     weight_decay: NonNegative = 0.0

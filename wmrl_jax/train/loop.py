@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -90,16 +91,7 @@ def train(
       KeyboardInterrupt: after that checkpoint, when a signal ended the run.
       UserError: a checkpoint cannot be written or none can be read.
     """
-    length = config.model.prompt_tokens + config.model.new_tokens
-    empty = flight.blank(in_flight_capacity(config), config.train.group_size, length)
-    waiting: list[Pending] = []
-    restored = checkpoints.restore(state, data, empty)
-    if restored is not None:
-        state = restored.state
-        ledger.load(restored.host["ledger"])
-        waiting = flight.unpack(restored.in_flight, restored.host["in_flight"])
-        waiting = [submit(group, parts.queue) for group in waiting]
-    run_log.rewind(int(state.step))
+    state, waiting = resume(config, parts.queue, state, data, checkpoints, run_log, ledger)
     late: StepEnd | None = None
 
     with Signals() as signals:
@@ -107,7 +99,7 @@ def train(
             started = time.monotonic()
             chosen = next(data)
             names = [parts.task_names[int(i)] for i in chosen]
-            is_anchor = select_anchors(config, state, step)
+            is_anchor = np.asarray(select_anchors(config, state.key, step))
             places = [int(i) for i in np.flatnonzero(is_anchor)]
             with ledger.time("sampling"):
                 rollouts = parts.sample(
@@ -156,33 +148,82 @@ def train(
                 seconds=time.monotonic() - started,
             )
 
-            last = step + 1 == config.train.steps
-            if last or signals.stop or (step + 1) % config.checkpoint.every == 0:
+            if due(config, step, signals):
                 run_log.write(late)
                 late = None
-                arrays, entries = flight.pack(waiting, empty)
-                host = {"ledger": ledger.state(), "in_flight": entries}
-                checkpoints.save(state, data, arrays, host, run_log.smoothed_reward)
-            if signals.stop and not last:
-                checkpoints.wait()
-                raise KeyboardInterrupt(
-                    f"stopped after step {step + 1} of {config.train.steps}; the checkpoint is "
-                    "saved and the same command goes on from it"
-                )
+                save(config, checkpoints, state, data, waiting, run_log, ledger)
+            end_if_stopped(config, step, signals, checkpoints)
     checkpoints.wait()
     return state
 
 
-def select_anchors(config: Config, state: TrainState, step: int) -> np.ndarray:
+def resume(
+    config: Config,
+    queue: SandboxQueue,
+    state: TrainState,
+    data: grain.DatasetIterator,
+    checkpoints: Checkpoints,
+    run_log: RunLog,
+    ledger: Ledger,
+) -> tuple[TrainState, list[Pending]]:
+    """The state to go on from and its groups in flight, submitted again.
+
+    Data iterator, ledger and records are set back to it.
+    """
+    waiting: list[Pending] = []
+    restored = checkpoints.restore(state, data, empty_in_flight(config))
+    if restored is not None:
+        state = restored.state
+        ledger.load(restored.host["ledger"])
+        waiting = flight.unpack(restored.in_flight, restored.host["in_flight"])
+        waiting = [submit(group, queue) for group in waiting]
+    run_log.rewind(int(state.step))
+    return state, waiting
+
+
+def due(config: Config, step: int, signals: Signals) -> bool:
+    """Whether a checkpoint is to be saved after this step, counted from 0."""
+    last = step + 1 == config.train.steps
+    return last or signals.stop or (step + 1) % config.checkpoint.every == 0
+
+
+def save(
+    config: Config,
+    checkpoints: Checkpoints,
+    state: TrainState,
+    data: grain.DatasetIterator,
+    waiting: Sequence[Pending],
+    run_log: RunLog,
+    ledger: Ledger,
+) -> None:
+    """Begins to write a checkpoint of everything that `resume` sets back."""
+    arrays, entries = flight.pack(waiting, empty_in_flight(config))
+    host = {"ledger": ledger.state(), "in_flight": entries}
+    checkpoints.save(state, data, arrays, host, run_log.smoothed_reward)
+
+
+def end_if_stopped(config: Config, step: int, signals: Signals, checkpoints: Checkpoints) -> None:
+    """Raises KeyboardInterrupt once a signal came, when its checkpoint is written."""
+    if signals.stop and step + 1 < config.train.steps:
+        checkpoints.wait()
+        raise KeyboardInterrupt(
+            f"stopped after step {step + 1} of {config.train.steps}; the checkpoint is "
+            "saved and the same command goes on from it"
+        )
+
+
+def select_anchors(config: Config, key: jax.Array, step: int | jax.Array) -> jax.Array:
     """bool [G]: the groups of this step that are executed; chosen before any score is known."""
     groups = config.train.groups
     if config.reward.source != "mixed":
-        return np.full(groups, config.reward.source == "execution")
-    key = role_key(state.key, "anchors", step)
-    chosen = anchors.select(
-        key, step, groups, fraction=config.anchors.fraction, minimum=config.anchors.minimum
+        return jnp.full(groups, config.reward.source == "execution")
+    return anchors.select(
+        role_key(key, "anchors", step),
+        step,
+        groups,
+        fraction=config.anchors.fraction,
+        minimum=config.anchors.minimum,
     )
-    return np.asarray(chosen)
 
 
 def collect(
@@ -245,7 +286,12 @@ def predict(
     """Scores float32 [G, N]; what compiling alone settles is not left to the world model."""
     if score is None:
         return np.full(rollouts.lengths.shape, np.nan, np.float32)
-    predicted = np.array(score(rollouts), np.float32)
+    return with_known(score(rollouts), checked)
+
+
+def with_known(scores: Any, checked: list[list[Outcome | str]]) -> np.ndarray:
+    """The scores float32 [G, N] with the rewards that `precheck` settled in their places."""
+    predicted = np.array(scores, np.float32)
     for i, group in enumerate(checked):
         for j, known in enumerate(group):
             if isinstance(known, Outcome):
@@ -311,15 +357,17 @@ def fetch(group: Pending, queue: SandboxQueue, timeout: float | None) -> Pending
     return group._replace(work=work, tickets=tickets)
 
 
-def in_flight_capacity(config: Config) -> int:
-    """Groups for which a checkpoint has room."""
-    return config.anchors.max_in_flight + config.train.groups
+def empty_in_flight(config: Config) -> flight.Arrays:
+    """The arrays that a checkpoint stores for groups in flight, with room for as many as can be."""
+    capacity = config.anchors.max_in_flight + config.train.groups
+    length = config.model.prompt_tokens + config.model.new_tokens
+    return flight.blank(capacity, config.train.group_size, length)
 
 
 _ROLES = {"sample": 1, "anchors": 2}
 
 
-def role_key(key: jax.Array, role: str, step: int) -> jax.Array:
+def role_key(key: jax.Array, role: str, step: int | jax.Array) -> jax.Array:
     """The key of one role in one step; nothing else of the run shares it."""
     return jax.random.fold_in(jax.random.fold_in(key, _ROLES[role]), step)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from wmrl_jax.errors import UserError, did_you_mean
 from wmrl_jax.sandbox.queue import SandboxQueue
-from wmrl_jax.train import evaluation_io
+from wmrl_jax.train import evaluation_io, fused
 from wmrl_jax.train.checkpoint import Checkpoints
 from wmrl_jax.train.config import Config, TrainConfig
 from wmrl_jax.train.data import task_iterator
@@ -21,7 +22,7 @@ from wmrl_jax.train.evaluate import Evaluation, compare, summarise
 from wmrl_jax.train.execution import execute_completions, open_queue
 from wmrl_jax.train.files import write_whole
 from wmrl_jax.train.ledger import CompileClock, Ledger
-from wmrl_jax.train.loop import Parts
+from wmrl_jax.train.loop import Parts, resume
 from wmrl_jax.train.loop import train as training_loop
 from wmrl_jax.train.mesh import check_divisible
 from wmrl_jax.train.metrics import write_versions
@@ -176,19 +177,39 @@ def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> 
         )
         run_log = RunLog(folder, ledger, queue, progress, compiles)
         stack.callback(run_log.close)
+        data = task_iterator(len(names), config.train.groups, config.seed)
+        train_step = make_train_step(setting.model, optimizer, config, setting.mesh)
+        reference = make_reference(setting.model, config, setting.mesh)
+        score = _score_fn(config, start)
+        if config.train.fused:
+            state, waiting = resume(config, queue, state, data, checkpoints, run_log, ledger)
+            host = fused.AnchorHost(config, queue, setting.tokenizer, names, ledger, waiting)
+            step_fn = fused.make_fused_step(
+                config,
+                setting.mesh,
+                host,
+                sample=_sample_fn(config, setting),
+                score=score,
+                reference=reference,
+                train_step=train_step,
+            )
+            frozen = fused.Frozen(start.world_model, start.agent if reference else None)
+            return fused.train(
+                config, step_fn, host, frozen, (prompts, lengths), setting.mesh,
+                state, data, checkpoints, run_log, ledger,
+            )  # fmt: skip
         parts = Parts(
             task_names=names,
             prompts=prompts,
             prompt_lengths=lengths,
             tokenizer=setting.tokenizer,
             sample=_sample_fn(config, setting),
-            score=_score_fn(config, start),
-            reference=make_reference(setting.model, start.agent, config, setting.mesh),
-            train_step=make_train_step(setting.model, optimizer, config, setting.mesh),
+            score=score and partial(score, start.world_model),
+            reference=reference and partial(reference, start.agent),
+            train_step=train_step,
             queue=queue,
             mesh=setting.mesh,
         )
-        data = task_iterator(len(names), config.train.groups, config.seed)
         return training_loop(config, parts, state, data, checkpoints, run_log, ledger)
 
 
@@ -226,8 +247,7 @@ def _score_fn(config: Config, start: WarmStart) -> Any:
         config.world_model.quality_levels,
         mesh=start.setting.mesh,
     )
-    world_model = start.world_model
-    return lambda rollouts: score(world_model, rollouts.tokens, rollouts.lengths).score
+    return lambda world_model, rollouts: score(world_model, rollouts.tokens, rollouts.lengths).score
 
 
 def _evaluate_once(

@@ -181,13 +181,12 @@ def make_train_step(
 
 
 def make_reference(
-    model: Model, params: Any, config: Config, mesh: Mesh
-) -> Callable[[Rollouts], jax.Array] | None:
-    """The function that gives log-probs float32 [G, N, T] under the KL reference; None without one.
+    model: Model, config: Config, mesh: Mesh
+) -> Callable[[Any, Rollouts], jax.Array] | None:
+    """`(params, rollouts) -> log-probs float32 [G, N, T]` under a KL reference; None without one.
 
     Args:
       model: the backbone.
-      params: the reference's parameters.
       config: without `loss.kl_coef` there is no reference.
       mesh: the devices.
     """
@@ -205,8 +204,7 @@ def make_reference(
         return jnp.where(rollouts.loss_mask, joined, 0.0)
 
     split = by_group(mesh)
-    compiled = jax.jit(reference, in_shardings=(replicated(mesh), split), out_shardings=split)
-    return lambda rollouts: compiled(params, rollouts)
+    return jax.jit(reference, in_shardings=(replicated(mesh), split), out_shardings=split)
 
 
 def _gradient(
