@@ -25,6 +25,15 @@ def display(
     return Progress("train", total, console=console, clock=clock), text
 
 
+def test_groups_of_an_earlier_process_are_counted() -> None:
+    progress, text = display(Clock())
+
+    progress.count(executed=10, predicted=70)
+    progress.step(11, reward=0.5, executed=1, predicted=7, in_flight=0)
+
+    assert "executed / predicted 11 / 77" in text.getvalue()
+
+
 def test_a_plain_line_shows_step_reward_groups_anchors_and_the_time_left() -> None:
     clock = Clock()
     progress, text = display(clock)

@@ -69,6 +69,11 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
+    def count(self, *, executed: int, predicted: int) -> None:
+        """Adds groups that were graded before, in an earlier process say."""
+        self._executed += executed
+        self._predicted += predicted
+
     def step(
         self, step: int, *, reward: float, executed: int, predicted: int, in_flight: int
     ) -> None:
@@ -81,8 +86,7 @@ class Progress:
           predicted: groups of this step graded by the world model alone.
           in_flight: anchor groups whose executions are not back.
         """
-        self._executed += executed
-        self._predicted += predicted
+        self.count(executed=executed, predicted=predicted)
         self.update(
             step,
             {

@@ -76,6 +76,7 @@ class RunLog:
         """Drops what was written of later steps, so that a resumed run has each step once."""
         for file in (self._pairs, self._curves, self._samples):
             file.rewind(step)
+        self._progress.count(**self._ledger.state()["groups"])
         self.smoothed_reward = math.nan
         for record in self._metrics.rewind(step):
             self._smooth(record["reward"])

@@ -1,8 +1,7 @@
 """A small model of each usual kind, fitted in the supervisor before the first program.
 
 Libraries finish much of their set-up at first use: modules loaded late, readers of thread pools,
-compiled expressions. What the supervisor has done once, its forks need not do again; that
-halves the processor time of a typical short program.
+compiled expressions. What the supervisor has done once, its forks need not do again.
 """
 
 from __future__ import annotations
