@@ -49,17 +49,17 @@ def outcome(job, slot):
     return Outcome("valid", reward, 2 * reward - 1, reward, "", None, 0.01)
 
 
-def make_config(**anchors):
+def make_config(groups=4, **anchors):
     config = Config(
         model=ModelConfig(
             layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16,
             prompt_tokens=PROMPT, new_tokens=NEW,
         ),
-        train=TrainConfig(steps=STEPS, groups=4, group_size=4, logprob_chunk=NEW),
+        train=TrainConfig(steps=STEPS, groups=groups, group_size=4, logprob_chunk=NEW),
     )  # fmt: skip
     return dataclasses.replace(
         config,
-        anchors=dataclasses.replace(config.anchors, fraction=0.25, **anchors),
+        anchors=dataclasses.replace(config.anchors, fraction=1 / groups, **anchors),
         corrections=dataclasses.replace(config.corrections, capacity=32, min_pairs=8),
         checkpoint=dataclasses.replace(config.checkpoint, every=2),
     )
@@ -71,11 +71,12 @@ class Compiled(NamedTuple):
     optimizer: Any
     steps: dict[bool, Any]  # by anchors.wait
     mesh: Mesh
+    groups: int
     fused: dict[bool, Any]  # by anchors.wait
 
 
-def compile_parts(devices=1):
-    config = make_config()
+def compile_parts(devices=1, groups=4):
+    config = make_config(groups)
     model = build_model(config.model, 24)
     mesh = make_mesh(jax.devices()[:devices])
     sampler = make_sampler(
@@ -84,10 +85,10 @@ def compile_parts(devices=1):
     )  # fmt: skip
     optimizer = optax.adamw(1e-2)
     steps = {
-        wait: make_train_step(model, optimizer, make_config(wait=wait), mesh)
+        wait: make_train_step(model, optimizer, make_config(groups, wait=wait), mesh)
         for wait in (True, False)
     }
-    return Compiled(model, sampler, optimizer, steps, mesh, {})
+    return Compiled(model, sampler, optimizer, steps, mesh, groups, {})
 
 
 def score(rollouts):

@@ -38,10 +38,14 @@ def test_waiting_for_anchors_it_gives_the_parameters_of_the_staged_loop(tmp_path
     assert step._cache_size() == 1
 
 
-def test_on_four_devices_it_gives_the_parameters_of_one(tmp_path, staged):
-    state, *_ = run_fused(tmp_path, compile_parts(devices=4), make_config(wait=True))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **WITHIN), state.params, staged[0].params
+def test_on_eight_devices_it_gives_the_parameters_of_the_staged_loop_on_one(tmp_path):
+    config = make_config(groups=8, wait=True)
+    one, lines, _ = run(tmp_path / "one", compile_parts(groups=8), config)
+    eight, ours, *_ = run_fused(tmp_path / "eight", compile_parts(devices=8, groups=8), config)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **WITHIN), eight.params, one.params)
+    assert [line["anchors_joined"] for line in ours] == [1.0] * STEPS
+    assert [line["reward_executed"] for line in ours] == pytest.approx(
+        [line["reward_executed"] for line in lines]
     )
 
 
