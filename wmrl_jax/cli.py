@@ -55,9 +55,13 @@ def _say(line: str, status: int) -> int:
 
 
 def _log_to_stderr() -> None:
-    """This project's words from INFO up, other libraries' from WARNING up."""
+    """This project's words from INFO up, other libraries' from WARNING up.
+
+    Orbax logs every exception that it raises as well, with its traceback, so it is not heard.
+    """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("wmrl_jax").setLevel(logging.INFO)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def _parser() -> argparse.ArgumentParser:

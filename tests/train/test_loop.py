@@ -1,6 +1,7 @@
 """The loop: repeatable to the bit across an interruption, anchors late within bounds, none lost."""
 
 import os
+import shutil
 import signal
 import threading
 
@@ -8,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 from loop_runs import STEPS, compile_parts, make_config, outcome, run, without_times
+
+from wmrl_jax.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,25 @@ def test_a_corrupted_newest_checkpoint_is_passed_over(tmp_path, compiled, caplog
     again, _, _ = run(tmp_path, compiled, config)
     assert "cannot be read" in caplog.text
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    tmp_path, compiled, monkeypatch
+):
+    config = make_config(wait=True)
+    whole, _, _ = run(tmp_path / "whole", compiled, config)
+    room = iter([10**9, 100])
+
+    def usage(folder):
+        return shutil._ntuple_diskusage(10**9, 0, next(room))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", usage)
+        with pytest.raises(UserError, match=r"checkpoint of step 4 needs .* MB and .* has 0 MB"):
+            run(tmp_path / "parts", compiled, config)
+    resumed, lines, _ = run(tmp_path / "parts", compiled, config)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 
 def test_late_anchors_join_a_later_step_and_survive_a_resume(tmp_path, compiled):

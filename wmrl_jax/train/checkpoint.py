@@ -8,6 +8,7 @@ unfinished jobs). The last few and the best are kept.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, on_skip: Callable[[str], None] = log.warning):
         self.folder = Path(folder).absolute()
         self._on_skip = on_skip
+        self._saving: int | None = None
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
@@ -68,8 +70,14 @@ class Checkpoints:
         host: dict[str, Any],
         reward: float,
     ) -> None:
-        """Saves in the background; errors of an earlier save surface here or in `wait`."""
-        step = int(state.step)
+        """Saves in the background; errors of an earlier save surface here or in `wait`.
+
+        Raises:
+          UserError: too little room, or what went wrong with an earlier save.
+        """
+        self.wait()
+        step = self._saving = int(state.step)
+        self._check_room(step, (state, in_flight))
         with self._explained(step):
             self._manager.save(
                 step,
@@ -145,13 +153,24 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until the last save is on disk."""
-        with self._explained(self.latest):
+        with self._explained(self._saving):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
         """Waits for the last save and frees the threads."""
         self._manager.close()
+
+    def _check_room(self, step: int, tree: Any) -> None:
+        """Orbax has no good word for a full disk, so it is looked at before."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise UserError(
+                f"the checkpoint of step {step} needs {needed / 1e6:.0f} MB and {self.folder} has "
+                f"{free / 1e6:.0f} MB left; make room and start the run again: it goes on from the "
+                "last complete checkpoint"
+            )
 
     def _explained(self, step: int | None) -> _Explained:
         return _Explained(f"the checkpoint of step {step} in {self.folder}")
