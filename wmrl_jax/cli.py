@@ -173,6 +173,10 @@ def _add_simulate(commands: argparse._SubParsersAction) -> None:
     plan.add_argument("--cost-execution", type=_seconds, metavar="TIME", help="of one: 200s, 5m")
     plan.add_argument("--cost-score", type=_seconds, metavar="TIME", help="of one: 0.5s")
     plan.add_argument(
+        "--cost-rollout", type=_seconds, metavar="TIME",
+        help="of sampling one program and training on it (none)",
+    )  # fmt: skip
+    plan.add_argument(
         "--bias", type=_share, metavar="B", help="largest error of the mean score (0)"
     )
     plan.add_argument("--shape", metavar="NAME", help="of the bias (saturating)")
@@ -266,7 +270,8 @@ def _simulate(args: argparse.Namespace) -> None:
         raise UserError("a plan needs --cost-execution and --cost-score, 200s and 0.5s say")
     if args.plan and args.from_run is not None and given:
         raise UserError(f"--from-run measures what {given[0]} says; give one of the two")
-    if not args.plan and (given or args.from_run or args.cost_execution or args.cost_score):
+    costs = (args.cost_execution, args.cost_score, args.cost_rollout)
+    if not args.plan and (given or args.from_run or any(costs)):
         raise UserError("costs, bias, noise and --from-run belong to a plan; add --plan")
 
     from wmrl_jax.train import simulation_report
@@ -276,6 +281,7 @@ def _simulate(args: argparse.Namespace) -> None:
             args.out,
             cost_execution=args.cost_execution,
             cost_score=args.cost_score,
+            cost_rollout=args.cost_rollout or 0.0,
             target=args.target,
             bias_shape=args.shape or "saturating",
             bias_size=args.bias or 0.0,

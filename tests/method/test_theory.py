@@ -72,7 +72,7 @@ def test_only_the_rank_breaking_bias_breaks_rankings(family):
 def test_each_stream_estimates_the_exact_gradient_without_bias(family):
     theta = 0.4 * family.optimum
     arm = arm_of(noise=0.2, execution_noise=0.1, fraction=0.25, denoise=True)
-    moments = theory.measured_moments(family, arm, theta, jax.random.key(0), SMALL)
+    moments = theory.measured_moments(family, arm, theta, jax.random.key(0), SMALL, steps=16_384)
     keys = jax.random.split(jax.random.key(1), 40_000)
     estimate = lambda k: theory.estimate_gradient(family, arm, theta, moments, k, SMALL)  # noqa: E731
     streams = jax.jit(jax.vmap(estimate))(keys)

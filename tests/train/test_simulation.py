@@ -98,5 +98,5 @@ def test_a_wrong_question_is_answered_in_one_sentence(arguments, sentence, capsy
 @pytest.mark.parametrize("time", ["5x", "-1s", "s", "0s"])
 def test_a_wrong_time_is_refused(time, capsys):
     with pytest.raises(SystemExit):
-        main(["simulate", "--plan", "--cost-execution", time, "--cost-score", "1s"])
+        main(["simulate", "--plan", f"--cost-execution={time}", "--cost-score", "1s"])
     assert "is not a time such as" in capsys.readouterr().err

@@ -434,9 +434,21 @@ def _streams(
     by_variance = denoise.weights(moments, *counts, standardized=False)[1]
     equal = denoise.weights(moments, *counts, standardized=False, rule="fixed")[1]
     weight = jnp.where(arm.world_model, jnp.where(arm.denoise, by_variance, equal), 0.0)
-    return Streams(
-        anchor, world_model, denoise.combine(anchor, world_model, (1.0 - weight, weight))
-    )
+    fused = denoise.combine(anchor, world_model, (1.0 - weight, weight))
+    # The entropy's gradient is exact: beside it, a fused gradient that is too short on average
+    # moves the optimum. Adaptive optimisers take the length out in real training.
+    signal = jnp.where(arm.denoise, 1.0 - weight + weight * _signal(moments, arm), 1.0)
+    return Streams(anchor, world_model, fused / signal)
+
+
+def _signal(moments: denoise.State, arm: Arm) -> jax.Array:
+    """S_fr / S_rr: mean length of a world-model gradient, an anchor's being 1; 1 if unmeasured.
+
+    S_rr is that of the true rewards, without the noise of executions.
+    """
+    _, s_fr, s_rr = denoise.moments(moments)
+    s_rr = s_rr - jnp.square(arm.execution_noise)
+    return jnp.where(s_rr > 0, jnp.clip(s_fr / jnp.where(s_rr > 0, s_rr, 1.0), 0.0, 1.0), 1.0)
 
 
 def _entropy_gradient(family: Family, theta: jax.Array) -> jax.Array:

@@ -8,8 +8,10 @@ order of float32 sums.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import grain
@@ -17,11 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from wmrl_jax.method import debias
 from wmrl_jax.models.tokenizer import Tokenizer
-from wmrl_jax.sandbox.callbacks import HostFaults
 from wmrl_jax.sandbox.queue import SandboxQueue
 from wmrl_jax.tasks.grading import precheck
 from wmrl_jax.train import in_flight as flight
@@ -30,7 +31,7 @@ from wmrl_jax.train.checkpoint import Checkpoints
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.in_flight import Executed, Pending
 from wmrl_jax.train.ledger import Ledger
-from wmrl_jax.train.mesh import by_group, put_by_group, replicated
+from wmrl_jax.train.mesh import AXIS, by_group, put_by_group, replicated
 from wmrl_jax.train.programs import decode_completions
 from wmrl_jax.train.records import RunLog, StepEnd
 from wmrl_jax.types import Outcome, Rollouts, ScoredBatch, TrainState
@@ -88,8 +89,9 @@ FusedStepFn = Callable[[TrainState, Frozen, StepInputs], tuple[TrainState, StepO
 class AnchorHost:
     """The host's side of the fused step: prechecks, submits, carries and hands back anchors.
 
-    Its two methods are called by the compiled program, `submit` before `collect` in every step.
-    No array of the device is touched here but those that come as arguments.
+    Its methods `submit` and `collect` are called by the compiled program with NumPy arrays, once a
+    step, in this order. They never raise: a device that fails would leave the others waiting for it
+    in a collective. What went wrong is kept for `check`, and the step goes on with an empty batch.
 
     Args:
       config: its section anchors decides who is waited for.
@@ -102,7 +104,7 @@ class AnchorHost:
     Attributes:
       waiting: groups in flight now.
       back: anchor groups that joined the newest step.
-      faults: what a callback raised; its `raised` goes around each call of the step.
+      fault: the first thing that went wrong here; None so far.
     """
 
     def __init__(
@@ -118,20 +120,21 @@ class AnchorHost:
         self._task_names, self._ledger = task_names, ledger
         self.waiting = list(waiting)
         self.back: list[Executed] = []
-        self.faults = HostFaults()
+        self.fault: BaseException | None = None
         self._fresh: flight.Arrays = {}
         self._checked: list[list[Outcome | str]] = []
         self._anchored: list[Pending] = []
         self._places: list[int] = []
 
-    def submit(self, step: Any, tasks: Any, rollouts: Rollouts, is_anchor: Any) -> np.int32:
-        """Sends the step's anchors to the queue; returns their number, int32."""
-        with self.faults.remembered():
-            step, tasks, rollouts = jax.tree.map(np.asarray, (step, tasks, rollouts))
+    def submit(
+        self, step: np.ndarray, tasks: np.ndarray, rollouts: Rollouts, is_anchor: np.ndarray
+    ) -> np.ndarray:
+        """Sends the step's anchors to the queue; returns `is_anchor`, bool [G]."""
+        with self._keeping_faults():
             completions = decode_completions(self._tokenizer, rollouts)
             self._checked = [[precheck(text) for text in group] for group in completions]
             self._fresh = loop.to_host(rollouts)
-            self._places = np.flatnonzero(np.asarray(is_anchor)).tolist()
+            self._places = np.flatnonzero(is_anchor).tolist()
             self._anchored = [
                 loop.submit(
                     loop.pending_group(
@@ -142,21 +145,25 @@ class AnchorHost:
                 )
                 for i in self._places
             ]  # fmt: skip
-            return np.int32(len(self._places))
+        return is_anchor
 
     def collect(
-        self, step: Any, submitted: Any, is_anchor: Any, predicted: Any, reference_logprobs: Any
+        self,
+        step: np.ndarray,
+        is_anchor: np.ndarray,
+        predicted: np.ndarray,
+        reference_logprobs: np.ndarray | None,
     ) -> ScoredBatch:
-        """The step's batch: returned anchors in the anchors' places, see `loop.assemble`.
-
-        `submitted` is what `submit` returned: the compiled program must have called it before.
-        """
-        del submitted
-        with self.faults.remembered(), self._ledger.time("waiting"):
-            fresh, has_reference = self._fresh, reference_logprobs is not None
+        """The step's batch: returned anchors in the anchors' places, see `loop.assemble`."""
+        has_reference = reference_logprobs is not None
+        batch = self._empty_batch(has_reference)
+        if self.fault is not None:
+            return batch
+        with self._keeping_faults(), self._ledger.time("waiting"):
+            fresh = self._fresh
             fresh["predicted"] = loop.with_known(predicted, self._checked)
             if has_reference:
-                fresh["reference_logprobs"] = np.asarray(reference_logprobs)
+                fresh["reference_logprobs"] = reference_logprobs
             self.waiting += [
                 loop.with_scores(group, fresh, i)
                 for group, i in zip(self._anchored, self._places, strict=True)
@@ -164,7 +171,30 @@ class AnchorHost:
             self.back, self.waiting = loop.collect(
                 self._config, self._queue, self.waiting, int(step), len(self._places)
             )
-            return loop.assemble(fresh, np.asarray(is_anchor), self.back, has_reference)
+            batch = loop.assemble(fresh, is_anchor, self.back, has_reference)
+        return batch
+
+    def check(self) -> None:
+        """To be called after each step, when its results are there.
+
+        Raises:
+          BaseException: what went wrong in a callback, as it was raised there.
+        """
+        if self.fault is not None:
+            raise self.fault
+
+    @contextmanager
+    def _keeping_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as fault:
+            self.fault = fault
+
+    def _empty_batch(self, has_reference: bool) -> ScoredBatch:
+        groups, size = self._config.train.groups, self._config.train.group_size
+        length = self._config.model.prompt_tokens + self._config.model.new_tokens
+        nothing = flight.blank(groups, size, length)
+        return loop.assemble(nothing, np.zeros(groups, np.bool_), [], has_reference)
 
 
 def make_fused_step(
@@ -180,8 +210,8 @@ def make_fused_step(
     """Compiles a whole step into one program.
 
     The state is donated and replicated, inputs and rollouts are sharded over the mesh along the
-    groups; the callbacks run once a step, with whole arrays. Which groups are anchors and what is
-    drawn depends on the state's key and step alone, as in the staged loop.
+    groups; the host's methods run once a step, with whole arrays. Which groups are anchors and what
+    is drawn depends on the state's key and step alone, as in the staged loop.
 
     Args:
       config: as for the staged loop.
@@ -194,14 +224,19 @@ def make_fused_step(
 
     Returns:
       `(TrainState, Frozen, StepInputs) -> (TrainState, StepOutputs)`, compiled at its first call.
-      Call it, and wait for its results, inside `host.faults.raised()`: what a callback raised then
-      comes out as it was raised.
+      Call it, wait for its results, then call `host.check()`: it raises what a callback raised.
+      The call itself raises ValueError for inputs of another number of groups than `train.groups`.
     """
     whole, split = replicated(mesh), by_group(mesh)
 
     def step(
         state: TrainState, frozen: Frozen, inputs: StepInputs
     ) -> tuple[TrainState, StepOutputs]:
+        if inputs.tasks.shape != (config.train.groups,):
+            raise ValueError(
+                f"inputs.tasks has the shape {inputs.tasks.shape}; with train.groups "
+                f"{config.train.groups} it must be ({config.train.groups},)"
+            )
         number = state.step
         rollouts = sample(
             state.params,
@@ -210,21 +245,19 @@ def make_fused_step(
             loop.role_key(state.key, "sample", number),
         )
         is_anchor = loop.select_anchors(config, state.key, number)
-        submitted = io_callback(
-            host.submit, jax.ShapeDtypeStruct((), jnp.int32),
-            number, inputs.tasks, rollouts, is_anchor,
-        )  # fmt: skip
+        submitted = _on_host(
+            host.submit,
+            jax.ShapeDtypeStruct(is_anchor.shape, jnp.bool_),
+            mesh,
+            (number, inputs.tasks, rollouts, is_anchor),
+        )
         # Scoring hangs on the submission, so that the anchors run while the device scores.
         scored, submitted = jax.lax.optimization_barrier((rollouts, submitted))
         ungraded = jnp.full(rollouts.lengths.shape, jnp.nan, jnp.float32)
         predicted = ungraded if score is None else score(frozen.world_model, scored)
         logprobs = None if reference is None else reference(frozen.reference, scored)
-        batch = io_callback(
-            host.collect,
-            _batch_like(rollouts, reference is not None),
-            number, submitted, is_anchor, predicted, logprobs,
-        )  # fmt: skip
-        batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, split), batch)
+        like = _batch_like(rollouts, reference is not None)
+        batch = _on_host(host.collect, like, mesh, (number, submitted, predicted, logprobs))
         state, metrics = train_step(state, batch)
         return state, StepOutputs(metrics, rollouts, is_anchor)
 
@@ -264,6 +297,7 @@ def train(
     Raises:
       KeyboardInterrupt: after a checkpoint, when a signal ended the run.
       UserError: a checkpoint cannot be written.
+      BaseException: what a callback raised, after the step under way and without a checkpoint.
     """
     late: StepEnd | None = None
     with loop.Signals() as signals:
@@ -272,11 +306,12 @@ def train(
             chosen = next(data)
             inputs = (np.asarray(chosen, np.int32), *(rows[chosen] for rows in prompts))
             inputs = StepInputs(*put_by_group(mesh, inputs))
-            with host.faults.raised(), ledger.time("training"):
+            with ledger.time("training"):
                 state, outputs = step_fn(state, frozen, inputs)
                 if late is not None:
                     run_log.write(late)
                 jax.block_until_ready(outputs.metrics)
+            host.check()
             is_anchor = np.asarray(outputs.is_anchor)
             ledger.count_groups(
                 executed=[group.slot_seconds for group in host.back],
@@ -299,6 +334,83 @@ def train(
             loop.end_if_stopped(config, step, signals, checkpoints)
     checkpoints.wait()
     return state
+
+
+_PIECE = 1 << 16
+"""Bytes of one argument of a callback. The CPU runtime copies larger ones (from 100 kB on) on the
+threads that callbacks block, and waits for ever where all of them are blocked."""
+
+
+def _on_host(function: Callable[..., Any], like: Any, mesh: Mesh, args: tuple[Any, ...]) -> Any:
+    """Calls a host function from compiled code, once and with whole arrays for all devices.
+
+    Each device waits for it in a callback of its own. Were one to call and the others to wait for
+    its answer in a collective, the CPU runtime would end the process within a minute.
+
+    Args:
+      function: of NumPy arrays in the structure of `args`; must not raise.
+      like: shapes and dtypes of what it returns, arrays with a leading axis [G].
+      mesh: the devices; each gets its share of the answer's groups.
+      args: trees of arrays.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    shapes = [leaf.shape for leaf in leaves]
+    once = _Once(
+        lambda pieces: function(
+            *tree.unflatten(
+                np.concatenate([np.asarray(piece) for piece in row]).reshape(shape)
+                for row, shape in zip(pieces, shapes, strict=True)
+            )
+        ),
+        mesh.size,
+    )
+
+    def answer(device: Any, pieces: list[list[Any]]) -> Any:
+        own = int(np.asarray(device))
+        return jax.tree.map(lambda x: np.split(x, mesh.size)[own], once(pieces))
+
+    def call(*leaves: jax.Array) -> Any:
+        share = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((x.shape[0] // mesh.size, *x.shape[1:]), x.dtype), like
+        )
+        pieces = [_pieces(leaf) if on_cpu else [leaf.reshape(-1)] for leaf in leaves]
+        return io_callback(answer, share, jax.lax.axis_index(AXIS), pieces)
+
+    return jax.shard_map(
+        call,
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(AXIS),
+        check_vma=False,
+    )(*leaves)
+
+
+def _pieces(x: jax.Array) -> list[jax.Array]:
+    """The entries of an array in order, as vectors of at most `_PIECE` bytes."""
+    entries, length = x.reshape(-1), _PIECE // x.dtype.itemsize
+    return [entries[i : i + length] for i in range(0, entries.size, length)]
+
+
+class _Once:
+    """A function that each device calls once a step, and that runs for the first of them.
+
+    No device asks again before all have their answer: the step's batch, made of it, is in between.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], devices: int) -> None:
+        self._function, self._devices = function, devices
+        self._lock = threading.Lock()
+        self._left = 0
+        self._answer: Any = None
+
+    def __call__(self, argument: Any) -> Any:
+        with self._lock:
+            if self._left == 0:
+                self._answer = self._function(argument)
+                self._left = self._devices
+            self._left -= 1
+            return self._answer
 
 
 def _batch_like(rollouts: Rollouts, reference: bool) -> ScoredBatch:

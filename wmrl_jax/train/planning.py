@@ -25,7 +25,7 @@ FRACTIONS = (0.0, 1 / 32, 1 / 16, 0.1, 1 / 8, 1 / 4, 1 / 2, 1.0)
 _SMOOTH = 20  # steps: a single lucky step is no arrival
 _RESAMPLES = 1000
 _FEWEST_PAIRS = 32
-_SIZES = Sizes(steps=600)
+_SIZES = Sizes(steps=400, groups=32)
 _RATE = 1.0
 
 
@@ -35,7 +35,7 @@ class PlanRow(NamedTuple):
     Attributes:
       fraction: share of groups that are executed.
       steps: until the target is reached; infinite if it is not.
-      cost: seconds of compute until then, executions and scores together.
+      cost: seconds of compute until then.
       cost_low: lower end of its 95 % bootstrap interval over simulated runs.
       cost_high: its upper end.
       saving: share of the cost of executing every group that is saved.
@@ -105,6 +105,7 @@ def make_plan(
     *,
     cost_execution: float,
     cost_score: float,
+    cost_rollout: float = 0.0,
     target: float = 0.05,
     bias_shape: str = "saturating",
     bias_size: float = 0.0,
@@ -119,6 +120,7 @@ def make_plan(
     Args:
       cost_execution: seconds of one execution.
       cost_score: seconds of one world-model score.
+      cost_rollout: seconds of sampling one program and training on it, whatever grades it.
       target: share of the initial gap to the best policy that may be left.
       bias_shape: of the world model, one of `BIAS_SHAPES`; not looked at with `run`.
       bias_size: B.
@@ -145,7 +147,7 @@ def make_plan(
     arms = [arm._replace(fraction=fraction) for fraction in FRACTIONS]
     gap = np.asarray(run_arms(family, arms, runs, sizes, seed, on_runs).gap)
     prices = np.array(
-        [f * cost_execution + (cost_score if f < 1.0 else 0.0) for f in FRACTIONS]
+        [cost_rollout + f * cost_execution + cost_score * (f < 1.0) for f in FRACTIONS]
     ) * (sizes.groups * sizes.rollouts)
     return _priced(gap, prices, target, seed)
 
