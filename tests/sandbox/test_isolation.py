@@ -1,11 +1,14 @@
 """What of the host a sandbox shows."""
 
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from wmrl_jax.sandbox import isolation
 from wmrl_jax.sandbox.isolation import View
-from wmrl_jax.sandbox.process import check
+from wmrl_jax.sandbox.process import ProcessBackend, best_isolation, check
 
 
 def test_the_interpreter_is_shown_and_nothing_wide():
@@ -71,3 +74,33 @@ def test_an_interpreter_below_tmp_is_not_covered_by_the_scratch_folder(monkeypat
     assert "--symlink /sandbox/tmp /tmp" not in command
     monkeypatch.setattr(isolation, "interpreter_paths", lambda: [Path("/home/someone/clone/.venv")])
     assert "--symlink /sandbox/tmp /tmp" in " ".join(isolation.command("root", View((), ()), 3))
+
+
+def test_programs_have_a_tmp_of_their_own_also_where_the_interpreter_lies_below_it(
+    tasks, limits, monkeypatch
+):
+    if best_isolation()[0] == "none":
+        pytest.skip("no isolation is possible on this host: " + "; ".join(best_isolation()[1]))
+    shown = isolation.interpreter_paths()
+    data = tasks / "ours" / "public"
+    with tempfile.TemporaryDirectory(dir="/tmp") as clone:
+        library = Path(clone) / ".venv"
+        library.mkdir()
+        Path(clone).chmod(0o755)
+        (library / "module.py").write_text("kept")
+        monkeypatch.setattr(isolation, "interpreter_paths", lambda: [*shown, library])
+        program = f"""
+import os
+assert not os.path.exists("/tmp/own")
+with open("/tmp/own", "w") as file:
+    file.write("mine")
+print(open("/tmp/own").read(), open("{library}/module.py").read())
+try:
+    open("{library}/module.py", "w")
+except OSError as error:
+    print(error.strerror)
+"""
+        with ProcessBackend(1, data_dirs=[data]) as backend:
+            outputs = [backend.run(program, data, limits).output for _ in range(2)]
+        assert (library / "module.py").read_text() == "kept"
+    assert outputs == ["mine kept\nRead-only file system\n"] * 2

@@ -63,7 +63,7 @@ def enter_private_root(data_dir: str, scratch_mb: int, uid: int) -> None:
     """Gives this process mounts, IPC, network and host name of its own.
 
     Afterwards DATA is the task's folder, those of the others are gone, /proc shows only the new
-    process namespace, and WORK, TMP and /dev/shm share one bounded tmpfs.
+    process namespace, and WORK, TMP (also as /tmp) and /dev/shm share one bounded tmpfs.
     """
     unshare(NEWNS | NEWIPC | NEWNET | NEWUTS)
     mount("none", "/", "", _REC | _PRIVATE)
@@ -79,7 +79,17 @@ def enter_private_root(data_dir: str, scratch_mb: int, uid: int) -> None:
         if uid:
             os.chown(folder, uid, uid)
         mount(folder, target, "", _BIND)
+    if not os.path.islink("/tmp"):
+        _join_tmp()
     _check(_libc.umount2(_SCRATCH.encode(), _DETACH), "umount")  # only its parts stay in sight
+
+
+def _join_tmp() -> None:
+    """Makes TMP appear as /tmp where that is a folder, because the interpreter lies in it."""
+    for name in os.listdir("/tmp"):
+        os.mkdir(f"{TMP}/{name}")
+        mount(f"/tmp/{name}", f"{TMP}/{name}", "", _BIND | _REC)
+    mount(TMP, "/tmp", "", _BIND | _REC)
 
 
 def limit_resources(limits: dict[str, float], *, count_processes: bool) -> None:
