@@ -6,6 +6,7 @@ Everything heavy is imported inside the command that needs it, so that help come
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import errno
 import logging
 import os
@@ -122,6 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--out", type=Path, default=Path("runs/bench"), help="(runs/bench)")
     method.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     method.set_defaults(command=_bench_method)
+    for name, text in (("sampler", "tokens sampled a second"), ("train", "one GRPO step with KL")):
+        _add_bench_model(bench, name, text)
 
     config = _with_config(
         commands, "config", _config, "print the whole configuration", optional=True
@@ -189,6 +192,26 @@ def _add_simulate(commands: argparse._SubParsersAction) -> None:
         help="share of the way to the best policy that may be left (0.05)",
     )  # fmt: skip
     parser.set_defaults(command=_simulate)
+
+
+def _add_bench_model(benches: argparse._SubParsersAction, name: str, text: str) -> None:
+    from wmrl_jax.train.bench_model import Workload
+
+    parser = benches.add_parser(name, help=text)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="(runs/bench)")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"]
+    )
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="COMMAND", dest="peers",
+        help="a program that takes the same options and prints the same figures; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=_count, default=1, help="all in turns, so often (1)")
+    sizes = parser.add_argument_group("sizes")
+    for field in dataclasses.fields(Workload):
+        flag = f"--{field.name.replace('_', '-')}"
+        sizes.add_argument(flag, type=_count, default=field.default, help=f"({field.default})")
+    parser.set_defaults(command=_bench_model, bench=name)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -298,6 +321,20 @@ def _bench_method(args: argparse.Namespace) -> None:
     from wmrl_jax.train.bench import bench_method
 
     bench_method(args.out, quick=args.quick)
+
+
+def _bench_model(args: argparse.Namespace) -> None:
+    from wmrl_jax.train.bench_model import Workload, bench_model
+
+    sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(Workload)}
+    bench_model(
+        args.bench,
+        args.out,
+        workload=Workload(**sizes),
+        dtypes=args.dtypes,
+        peers=args.peers,
+        rounds=args.rounds,
+    )
 
 
 def _tasks_list(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,9 +24,10 @@ def test_many_arms_at_once_equal_each_alone():
     arms = [Arm(noise=0.1), Arm(bias_size=0.2, fraction=0.5)]
     both = simulation.run_arms(family, arms, 3, sizes)
     keys = jax.random.split(jax.random.key(0), 3)
+    simulate = jax.jit(lambda arm, key: theory.simulate(family, arm, key, sizes))
     for i, arm in enumerate(arms):
         for j in range(3):
-            alone = theory.simulate(family, arm, keys[j], sizes)
+            alone = simulate(jax.tree.map(jnp.asarray, arm), keys[j])
             np.testing.assert_allclose(both.gap[i, j], alone.gap, atol=1e-6)
 
 
@@ -49,7 +51,7 @@ def test_the_uncorrected_floor_grows_as_the_square_of_bias_and_noise(small_study
 
 @pytest.mark.slow
 def test_simulate_finds_what_the_theory_says_and_leaves_table_and_figure(tmp_path, capsys):
-    found = simulation_report.simulate(tmp_path, runs=16, seed=0)
+    found = simulation_report.simulate(tmp_path, runs=8, seed=0)
     floor = {(r.experiment, r.arm, r.x): r.floor for r in found.rows}
     debiased = [r.floor for r in found.rows if r.arm == "debiased" and r.experiment == "pairs"]
     assert debiased[-1] < 0.2 * debiased[0]
@@ -64,6 +66,8 @@ def test_simulate_finds_what_the_theory_says_and_leaves_table_and_figure(tmp_pat
     assert floor["rank_breaking", "debiased", 0.3] > floor["rank_breaking", "uncorrected", 0.3]
     for curve in found.curves:
         assert np.mean(curve.gap <= 1.05 * curve.bound) > 0.95
+    assert [curve.arm for curve in found.curves] == ["uncorrected", "corrected"]
+    assert found.curves[1].bound[-1] < 0.5 * found.curves[0].bound[-1]
     assert any("cannot undo it" in sentence for sentence in found.sentences)
     record = json.loads((tmp_path / "simulate.json").read_text())
     assert len(record["rows"]) == len(found.rows)

@@ -19,13 +19,13 @@ from wmrl_jax.errors import UserError, did_you_mean
 from wmrl_jax.method import theory
 from wmrl_jax.method.isotonic import isotonic_regression
 from wmrl_jax.method.theory import BIAS_SHAPES, Arm, Family, Sizes
-from wmrl_jax.train.simulation import CAPACITY, OnRuns, run_arms
+from wmrl_jax.train.simulation import OnRuns, run_arms
 
 FRACTIONS = (0.0, 1 / 32, 1 / 16, 0.1, 1 / 8, 1 / 4, 1 / 2, 1.0)
 _SMOOTH = 20  # steps: a single lucky step is no arrival
 _RESAMPLES = 1000
 _FEWEST_PAIRS = 32
-_SIZES = Sizes(steps=400, groups=32)
+_SIZES = Sizes(steps=400, groups=32, capacity=512)
 _RATE = 1.0
 
 
@@ -143,12 +143,11 @@ def make_plan(
     if run is not None:
         family, noise = _fitted(family, run)
         arm = Arm(noise=noise, learning_rate=_RATE, denoise=True)
-    sizes = _SIZES._replace(capacity=CAPACITY)
     arms = [arm._replace(fraction=fraction) for fraction in FRACTIONS]
-    gap = np.asarray(run_arms(family, arms, runs, sizes, seed, on_runs).gap)
+    gap = np.asarray(run_arms(family, arms, runs, _SIZES, seed, on_runs).gap)
     prices = np.array(
         [cost_rollout + f * cost_execution + cost_score * (f < 1.0) for f in FRACTIONS]
-    ) * (sizes.groups * sizes.rollouts)
+    ) * (_SIZES.groups * _SIZES.rollouts)
     return _priced(gap, prices, target, seed)
 
 

@@ -17,10 +17,9 @@ import numpy as np
 from wmrl_jax.method import theory
 from wmrl_jax.method.theory import BIAS_SHAPES, Arm, Family, Sizes, Trace
 
-CAPACITY = 512
-_CHUNK = 512  # runs in one call: bounds memory, and lets the progress move
+_CHUNK = 64  # runs in one call, so that one program serves any number of them
 _SETTLED = 0.25  # share of the steps, at the end, over which the floor is read
-_DRAWS = 8192  # of each gradient estimate
+_DRAWS = 4096  # of each gradient estimate
 
 
 class Row(NamedTuple):
@@ -73,6 +72,9 @@ class Findings(NamedTuple):
     sentences: list[str]
 
 
+BoundFn = Callable[[jax.Array, np.ndarray], jax.Array]
+"""(epsilon by step, pairs seen before each step) -> the bound by step, both [steps]."""
+
 OnRuns = Callable[[int], None]
 """Called with the number of further runs that are done."""
 
@@ -96,8 +98,7 @@ def run_arms(
     compiled = _simulator(sizes)
     parts = []
     for start in range(0, index.size, _CHUNK):
-        # The last chunk is filled up with repetitions, so that one program serves all.
-        chosen = np.resize(index[start : start + _CHUNK], min(_CHUNK, index.size))
+        chosen = np.resize(index[start : start + _CHUNK], _CHUNK)  # filled up with repetitions
         kept = min(_CHUNK, index.size - start)
         batch = Arm(*(jnp.asarray(column[chosen // runs]) for column in columns))
         traces = jax.device_get(compiled(family, batch, keys[chosen % runs]))
@@ -135,6 +136,7 @@ class _Study:
         self.runs, self.seed, self.on_runs = runs, seed, on_runs
         self.family = theory.make_family(jax.random.key(seed))
         self.found = Findings([], [], [], [])
+        self.pairs_needed = np.nan  # T0, once measured
 
     def measure(
         self, experiment: str, name: str, x_name: str, xs: Iterable[float], arms: list[Arm],
@@ -157,6 +159,7 @@ BIASES = np.linspace(0.0, 0.3, 7)
 NOISES = np.sqrt(np.linspace(0.0, 0.25, 6))
 FROZEN_AFTER = (0, 20, 40, 80, 160, 240)
 RATE = 1.0
+_DEBIASED = Sizes(capacity=2048, min_pairs=16)
 
 
 def study(runs: int = 64, seed: int = 0, on_runs: OnRuns = lambda n: None) -> Findings:
@@ -181,7 +184,7 @@ def study(runs: int = 64, seed: int = 0, on_runs: OnRuns = lambda n: None) -> Fi
 def planned_runs(runs: int) -> int:
     """How many runs `study` simulates, for a progress display."""
     points = 3 * len(BIASES) + len(NOISES) + len(FROZEN_AFTER) + 1 + 4 * len(NOISES[1:])
-    return runs * (points + 3 + 3 + 1)
+    return runs * (points + 3 + 3 + 2)
 
 
 def floor_by_bias(s: _Study) -> None:
@@ -212,20 +215,26 @@ def floor_by_pairs(s: _Study) -> None:
 
     Executed rewards are noisy, so that one pair says little; the map is frozen after a while.
     """
-    sizes = Sizes(steps=800, capacity=2048, min_pairs=16)
     base = Arm(1, 0.4, execution_noise=0.3, learning_rate=RATE, fraction=1 / 16)
     arms = [base._replace(frozen_after=n) for n in FROZEN_AFTER]
-    pairs = np.array(FROZEN_AFTER) * sizes.rollouts  # one anchor group a step
-    mean = s.measure("pairs", "debiased", "pairs", pairs, arms, sizes)
-    unbiased = s.measure(
-        "pairs", "unbiased", "pairs", [0], [base._replace(bias_size=0.0)], Sizes(steps=800)
-    )
+    pairs = np.array(FROZEN_AFTER) * _DEBIASED.rollouts  # one anchor group a step
+    mean = s.measure("pairs", "debiased", "pairs", pairs, arms, _DEBIASED)
+    unbiased = s.measure("pairs", "unbiased", "pairs", [0], [base._replace(bias_size=0.0)], Sizes())
     excess = np.maximum(mean - unbiased, 1e-9)
+    s.pairs_needed = _halving(pairs, excess)
     power, _ = np.polyfit(np.log(pairs[1:]), np.log(excess[1:]), 1)
     s.found.sentences.append(
         f"Debiased: what the bias adds to the floor falls from {excess[0]:.2g} without a map to "
-        f"{excess[-1]:.2g} with one fitted to {pairs[-1]} pairs, about as pairs^{power:.2f}."
+        f"{excess[-1]:.2g} with one fitted to {pairs[-1]} pairs, about as pairs^{power:.2f}; "
+        f"{s.pairs_needed:.0f} pairs halve it."
     )
+
+
+def _halving(pairs: np.ndarray, excess: np.ndarray) -> float:
+    """T0 of ``excess[0] / (1 + pairs / T0)``, by least squares over the relative excess."""
+    candidates = np.geomspace(0.1, 1e4, 2000)[:, None]
+    error = np.sum((1.0 / (1.0 + pairs / candidates) - excess / excess[0]) ** 2, axis=1)
+    return float(candidates[np.argmin(error), 0])
 
 
 def fused_streams(s: _Study) -> None:
@@ -265,7 +274,7 @@ def _variances(s: _Study, arm: Arm) -> tuple[float, float, float, float]:
     At the policy half-way to the optimum, with the moments of that policy known well.
     """
     theta = 0.5 * s.family.optimum
-    arm = jax.tree.map(jnp.asarray, arm)
+    arm = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), arm)  # no weak types: one program
     sizes = Sizes()
     moments = theory.measured_moments(s.family, arm, theta, jax.random.key(s.seed + 1), sizes)
     keys = jax.random.split(jax.random.key(s.seed + 2), _DRAWS)
@@ -284,10 +293,9 @@ def rank_breaking(s: _Study) -> None:
     """A monotone map cannot undo a bias that breaks the ranking; the anchors' own weight can."""
     base = Arm(2, 0.3, learning_rate=RATE, fraction=1 / 8)
     plain = s.measure("rank_breaking", "uncorrected", "B", [0.3], [base], Sizes())
-    sizes = Sizes(capacity=CAPACITY)
     both = s.measure(
         "rank_breaking", "debiased", "B", [0.3, 0.3],
-        [base, base._replace(denoise=True)], sizes,
+        [base, base._replace(denoise=True)], _DEBIASED,
     )  # fmt: skip
     s.found.rows[-1] = s.found.rows[-1]._replace(arm="debiased and fused")
     kept = 100 * both[0] / plain[0]
@@ -303,7 +311,7 @@ def drift(s: _Study) -> None:
     base = Arm(3, 0.8, learning_rate=RATE, fraction=1 / 8)
     plain = s.measure("drift", "uncorrected", "B", [0.8], [base], Sizes())
     arms = [base._replace(frozen_after=20), base]
-    both = s.measure("drift", "frozen map", "B", [0.8, 0.8], arms, Sizes(capacity=CAPACITY))
+    both = s.measure("drift", "frozen map", "B", [0.8, 0.8], arms, _DEBIASED)
     s.found.rows[-1] = s.found.rows[-1]._replace(arm="online map")
     s.found.sentences.append(
         f"Drifting bias (B 0.8): floor {plain[0]:.2g} uncorrected, {both[0]:.2g} with a map frozen "
@@ -315,21 +323,36 @@ def bounds(s: _Study) -> None:
     """Mean learning curves under the bounds, whose constants are the fitted floors."""
     shape, size, noise = 1, 0.3, 0.3
     slope = {(f.experiment, f.arm): f.slope for f in s.found.fits}
-    bias_factor = slope["bias", BIAS_SHAPES[shape]]
-    variance_factor = slope["noise", "uncorrected"]
-    base = Arm(shape, size, noise=noise, learning_rate=RATE, fraction=0.0)
+    factors = {
+        "bias_factor": slope["bias", BIAS_SHAPES[shape]],
+        "variance_factor": slope["noise", "uncorrected"],
+    }
     ideal = next(r.floor for r in s.found.rows if r.experiment == "noise")
-    trace = run_arms(s.family, [base], s.runs, Sizes(), s.seed, s.on_runs)
-    gap = np.asarray(trace.gap)[0].mean(0)
     mu = float(theory.curvature(s.family))
-    epsilon = theory.optimisation_term(jnp.arange(gap.size), float(gap[0]), RATE, mu)
-    bound = theory.uncorrected_bound(
-        epsilon, size, noise**2, bias_factor=bias_factor, variance_factor=variance_factor
-    )
-    bound = np.asarray(bound) + ideal
-    s.found.curves.append(Curve("uncorrected", gap, bound))
-    held = float(np.mean(gap <= bound * 1.05))
-    s.found.sentences.append(
-        f"Bound: with mu = {mu:.3g} measured and both constants fitted, the mean gap lies below "
-        f"epsilon(T) + c_B B^2 + c_V sigma^2 (5 % allowed) at {100 * held:.0f} % of the steps."
-    )
+    base = Arm(shape, size, noise=noise, learning_rate=RATE)
+
+    def curve(name: str, arm: Arm, sizes: Sizes, bound_of: BoundFn, formula: str) -> None:
+        trace = run_arms(s.family, [arm], s.runs, sizes, s.seed, s.on_runs)
+        gap = np.asarray(trace.gap)[0].mean(0)
+        epsilon = theory.optimisation_term(jnp.arange(gap.size), float(gap[0]), RATE, mu)
+        bound = np.asarray(bound_of(epsilon, np.asarray(trace.pairs)[0].mean(0))) + ideal
+        s.found.curves.append(Curve(name, gap, bound))
+        held = 100 * float(np.mean(gap <= bound * 1.05))
+        s.found.sentences.append(
+            f"Bound, {name}: with mu = {mu:.3g} measured and the constants fitted, the mean gap "
+            f"lies below {formula} (5 % allowed) at {held:.0f} % of the steps."
+        )
+
+    curve(
+        "uncorrected", base._replace(fraction=0.0), Sizes(),
+        lambda epsilon, pairs: theory.uncorrected_bound(epsilon, size, noise**2, **factors),
+        "epsilon(T) + c_B B^2 + c_V sigma^2",
+    )  # fmt: skip
+    v_e, v_wm, _, _ = _variances(s, base._replace(denoise=True))
+    curve(
+        "corrected", base._replace(denoise=True), _DEBIASED,
+        lambda epsilon, pairs: theory.corrected_bound(
+            epsilon, size, noise**2, noise**2 * v_e / v_wm, pairs, s.pairs_needed, **factors
+        ),
+        "epsilon(T) + c_B B^2 / (1 + T/T0) + c_V sigma^2 / (1 + V_WM/V_E)",
+    )  # fmt: skip
