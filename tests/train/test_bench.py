@@ -5,7 +5,9 @@ import json
 import math
 import time
 
+import numpy as np
 import pytest
+from sklearn.isotonic import isotonic_regression
 
 from wmrl_jax.cli import main
 from wmrl_jax.train import bench
@@ -49,3 +51,13 @@ def test_the_command_leaves_table_and_plot_with_every_input_and_piece(tmp_path, 
     assert len(rows) == len(record["timings"])
     assert (tmp_path / "bench_method.png").stat().st_size > 10_000
     assert "time grows as n^" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", bench.INPUTS)
+def test_every_contender_fits_the_same(name):
+    y, weights = bench.INPUTS[name](300, np.random.default_rng(0))
+    y, weights = (None if x is None else x.astype(np.float32) for x in (y, weights))
+    expected = isotonic_regression(y, sample_weight=weights)
+    np.testing.assert_allclose(bench._fit(y, weights), expected, atol=1e-5)
+    pytest.importorskip("torchisotonic")
+    np.testing.assert_allclose(bench._torch_fit(y, weights)(), expected, atol=1e-5)

@@ -1,4 +1,4 @@
-"""One new token per row against cached keys and values, for backbones in the Qwen3 layout.
+"""One new token per row against cached keys and values, for dense backbones.
 
 The prompt's keys and values are computed once per group and shared by its N rows; each row has a
 cache of its own only for what it wrote itself. The layers are written out instead of scanned: each
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from wmrl_jax.models.layers import rms_norm, rotary_angles, rotate
-from wmrl_jax.models.transformer import Architecture
+from wmrl_jax.models.layers import rms_norm, rotate
+from wmrl_jax.models.transformer import Architecture, arch_angles, head_norm
 
 
 class PromptCache(NamedTuple):
@@ -50,8 +50,8 @@ class LayerWeights(NamedTuple):
 
     input_norm: jax.Array
     qkv: jax.Array
-    q_norm: jax.Array
-    k_norm: jax.Array
+    q_norm: jax.Array | None
+    k_norm: jax.Array | None
     o: jax.Array
     post_norm: jax.Array
     gate_up: jax.Array
@@ -80,8 +80,8 @@ def decode_weights(arch: Architecture, params: Any, positions: int) -> DecodeWei
         return LayerWeights(
             input_norm=w["input_norm"],
             qkv=jnp.concatenate([cast["q"], cast["k"], cast["v"]], axis=1),
-            q_norm=w["q_norm"],
-            k_norm=w["k_norm"],
+            q_norm=w.get("q_norm"),
+            k_norm=w.get("k_norm"),
             o=cast["o"],
             post_norm=w["post_norm"],
             gate_up=jnp.concatenate([cast["gate"], cast["up"]], axis=1),
@@ -92,7 +92,7 @@ def decode_weights(arch: Architecture, params: Any, positions: int) -> DecodeWei
         embed=params["embed"].astype(arch.dtype),
         layers=tuple(layer(index) for index in range(arch.layers)),
         final_norm=params["final_norm"],
-        angles=rotary_angles(jnp.arange(positions), head_dim=arch.head_dim, theta=arch.rope_theta),
+        angles=arch_angles(arch, jnp.arange(positions)),
     )
 
 
@@ -170,8 +170,8 @@ def decode(
         y = rms_norm(x, w.input_norm, eps=arch.norm_eps)
         heads = (y @ w.qkv).reshape(groups, group_size, -1, head_dim)
         queries, keys, values = jnp.split(heads, [arch.heads, arch.heads + kv_heads], axis=2)
-        queries = rotate(rms_norm(queries, w.q_norm, eps=arch.norm_eps), cos, sin)
-        keys = rotate(rms_norm(keys, w.k_norm, eps=arch.norm_eps), cos, sin)
+        queries = rotate(head_norm(queries, w.q_norm, eps=arch.norm_eps), cos, sin)
+        keys = rotate(head_norm(keys, w.k_norm, eps=arch.norm_eps), cos, sin)
         row_keys = jax.lax.dynamic_update_slice_in_dim(
             rows.keys[index], keys[..., None], step, axis=4
         )

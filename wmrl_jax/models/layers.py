@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -19,8 +22,46 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, eps: float) -> jax.Array:
     return (wide * inverse * scale).astype(x.dtype)
 
 
+class RotaryScaling(NamedTuple):
+    """How the frequencies of rotary embedding were stretched for longer texts.
+
+    ``linear`` divides all of them by `factor`. ``llama3`` (Llama 3.1) divides those whose wave is
+    longer than ``original_length / low_freq_factor``, keeps those shorter than
+    ``original_length / high_freq_factor``, and goes over from one to the other in between.
+
+    Attributes:
+      kind: one of the two.
+      factor: of the stretching.
+      low_freq_factor: of `llama3`; `high_freq_factor` and `original_length` (tokens) alike.
+      high_freq_factor: see `low_freq_factor`.
+      original_length: see `low_freq_factor`.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 8192
+
+
+def rotary_frequencies(
+    head_dim: int, theta: float, scaling: RotaryScaling | None = None
+) -> jax.Array:
+    """Radians a position of each pair of dimensions, float32 [head_dim / 2]."""
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    if scaling is None:
+        return frequencies
+    stretched = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return stretched
+    waves = scaling.original_length * frequencies / (2 * math.pi)  # in the original length
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = jnp.clip((waves - scaling.low_freq_factor) / span, 0.0, 1.0)
+    return kept * frequencies + (1.0 - kept) * stretched
+
+
 def rotary_angles(
-    positions: jax.Array, *, head_dim: int, theta: float
+    positions: jax.Array, *, head_dim: int, theta: float, scaling: RotaryScaling | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of rotary position embedding, float32 [..., head_dim / 2] each.
 
@@ -28,8 +69,9 @@ def rotary_angles(
       positions: integers of any shape.
       head_dim: width of one head, even.
       theta: the base of the frequencies.
+      scaling: see `RotaryScaling`.
     """
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    frequencies = rotary_frequencies(head_dim, theta, scaling)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -56,7 +98,9 @@ def project(x: jax.Array, weights: jax.Array) -> jax.Array:
     return (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], -1)
 
 
-def causal_attention(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+def causal_attention(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, segments: jax.Array | None = None
+) -> jax.Array:
     """Grouped-query attention in which position t sees positions 0..t; scores in float32.
 
     Padding on the right needs no mask: no real position sees it.
@@ -65,6 +109,7 @@ def causal_attention(queries: jax.Array, keys: jax.Array, values: jax.Array) -> 
       queries: [B, T, H, head_dim].
       keys: [B, T, K, head_dim] with H a multiple of K.
       values: [B, T, K, head_dim].
+      segments: int32 [B, T]; a position sees those of its own segment only. None: one segment.
 
     Returns:
       [B, T, H, head_dim].
@@ -78,6 +123,9 @@ def causal_attention(queries: jax.Array, keys: jax.Array, values: jax.Array) -> 
         "bkmd,bksd->bkms", queries * head_dim**-0.5, keys, preferred_element_type=jnp.float32
     ).reshape(batch, kv_heads, -1, time, time)
     visible = jnp.tril(jnp.ones((time, time), dtype=bool))
+    if segments is not None:
+        same = segments[:, :, None] == segments[:, None, :]
+        visible = (visible & same)[:, None, None]
     shares = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
     shares = shares.reshape(batch, kv_heads, -1, time).astype(values.dtype)
     mixed = jnp.einsum("bkms,bksd->bkmd", shares, values)

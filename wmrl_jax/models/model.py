@@ -19,7 +19,21 @@ from wmrl_jax.models.decoding import (
     grow_cache,
     take_rows,
 )
+from wmrl_jax.models.shared_prefix import completion_states
 from wmrl_jax.models.transformer import REMAT, Architecture, Transformer
+
+
+class HiddenFn(Protocol):
+    """See `Model.hidden`."""
+
+    def __call__(  # noqa: D102
+        self,
+        params: Any,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        segments: jax.Array | None = None,
+    ) -> jax.Array: ...
 
 
 class BackboneConfig(Protocol):
@@ -52,10 +66,15 @@ class Model:
     """Pure functions of one backbone; `params` is the same pytree in all of them.
 
     Attributes:
-      arch: sizes and options.
+      arch: sizes and options; every family's has `vocab_size`, `layers`, `width`, `dtype`, `remat`.
       init: key -> params, float32.
-      hidden: (params, tokens int32 [B, T]) -> final-normed hidden states [B, T, D]; rows are padded
-        on the right and need no mask.
+      hidden: (params, tokens int32 [B, T], positions=None, segments=None) -> final-normed hidden
+        states [B, T, D]. Padding on the right needs nothing. With `segments` int32 [B, T] a token
+        reads earlier ones of its own segment only, and `positions` int32 [B, T] start anew in each:
+        so texts are packed, and padding on the left is a segment of its own.
+      completion_states: (params, prompts int32 [G, P], prompt_lengths [G], completions [G, N, S])
+        -> [G, N, S + 1, D]: entry s has read the prompt and s completion tokens; each prompt is
+        computed once. Padding is on the right.
       unembedding: params -> [D, V]; `hidden @ unembedding` are the logits.
       prefill: (params, tokens int32 [G, P], lengths int32 [G]) -> (prompt cache, hidden state of
         each prompt's last token [G, D]).
@@ -69,9 +88,10 @@ class Model:
         with slot `step` written, hidden states [G, N, D]).
     """
 
-    arch: Architecture
+    arch: Any
     init: Callable[[jax.Array], Any]
-    hidden: Callable[[Any, jax.Array], jax.Array]
+    hidden: HiddenFn
+    completion_states: Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]
     unembedding: Callable[[Any], jax.Array]
     prefill: Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
     decode_weights: Callable[[Any, int], Any]
@@ -82,7 +102,7 @@ class Model:
 
 
 def build_model(config: BackboneConfig, vocab_size: int, *, remat: str = "matmuls") -> Model:
-    """The Qwen3-layout model of a configuration.
+    """The Qwen3-layout model of a configuration, to be trained from scratch.
 
     Args:
       config: any record with the fields of `BackboneConfig`, `train.config.ModelConfig` say.
@@ -106,14 +126,29 @@ def build_model(config: BackboneConfig, vocab_size: int, *, remat: str = "matmul
         dtype=config.dtype,
         remat=remat,
     )
+    return make_dense(arch)
+
+
+def make_dense(arch: Architecture) -> Model:
+    """The model of a dense architecture.
+
+    Raises:
+      UserError: sizes that do not fit together, or an unknown `remat`.
+    """
     _check(arch)
     module = Transformer(arch)
 
     def init(key: jax.Array) -> Any:
         return module.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
-    def hidden(params: Any, tokens: jax.Array) -> jax.Array:
-        return module.apply({"params": params}, tokens)[0]  # type: ignore[return-value]
+    def hidden(
+        params: Any,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        segments: jax.Array | None = None,
+    ) -> jax.Array:
+        return cast(Any, module.apply({"params": params}, tokens, positions, segments))[0]
 
     def unembedding(params: Any) -> jax.Array:
         weights = params["embed"].T if arch.tied_embeddings else params["head"]
@@ -132,6 +167,7 @@ def build_model(config: BackboneConfig, vocab_size: int, *, remat: str = "matmul
         arch=arch,
         init=jax.jit(init),
         hidden=hidden,
+        completion_states=partial(completion_states, arch),
         unembedding=unembedding,
         prefill=prefill,
         decode_weights=partial(decode_weights, arch),

@@ -1,7 +1,7 @@
 """Many completions of few prompts, each prompt computed once: hidden states with gradients.
 
 What `Model.hidden` gives on rows of prompt and completion, at about half the cost where prompts
-are as long as completions. For backbones in the Qwen3 layout.
+are as long as completions. For dense backbones.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotary_angles, rotate
-from wmrl_jax.models.transformer import REMAT, Architecture
+from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotate
+from wmrl_jax.models.transformer import REMAT, Architecture, arch_angles, head_norm
 
 
 def completion_states(
@@ -46,10 +46,7 @@ def completion_states(
     own = jnp.broadcast_to(own, (groups, rows, new_tokens)).reshape(groups, -1)
     read = jnp.broadcast_to(jnp.arange(prompt_tokens), (groups, prompt_tokens))
     cos, sin = (
-        part[:, :, None, :]
-        for part in rotary_angles(
-            jnp.concatenate([read, own], axis=1), head_dim=head_dim, theta=arch.rope_theta
-        )
+        part[:, :, None, :] for part in arch_angles(arch, jnp.concatenate([read, own], axis=1))
     )
     in_prompt = (jnp.arange(prompt_tokens) < prompt_lengths[:, None])[:, None, None, None, None]
     causal = jnp.tril(jnp.ones((new_tokens, new_tokens), bool))
@@ -62,8 +59,9 @@ def completion_states(
             return onto(y, name).reshape(groups, tokens.shape[1], -1, head_dim)
 
         y = rms_norm(x, w["input_norm"], eps=arch.norm_eps)
-        queries = rotate(rms_norm(heads(y, "q"), w["q_norm"], eps=arch.norm_eps), cos, sin)
-        keys = rotate(rms_norm(heads(y, "k"), w["k_norm"], eps=arch.norm_eps), cos, sin)
+        queries = head_norm(heads(y, "q"), w.get("q_norm"), eps=arch.norm_eps)
+        keys = head_norm(heads(y, "k"), w.get("k_norm"), eps=arch.norm_eps)
+        queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
         values = heads(y, "v")
         (q_prompt, q), (k_prompt, k), (v_prompt, v) = (
             jnp.split(part, [prompt_tokens], axis=1) for part in (queries, keys, values)

@@ -1,10 +1,11 @@
-"""The decoder-only transformer in the Qwen3 layout, as a Flax module with scanned layers.
+"""The dense decoder-only transformer of the Qwen3 and Llama families, with scanned layers.
 
-RMSNorm before each half, rotary embedding, grouped-query attention with query and key norm,
-SwiGLU. The parameter tree keeps one array per published weight, stacked over layers:
+RMSNorm before each half, rotary embedding, grouped-query attention, with query and key norm or
+without, SwiGLU. The parameter tree keeps one array per published weight, stacked over layers:
 
     embed [V, D]
-    layers/ input_norm [L, D]  post_norm [L, D]  q_norm [L, head_dim]  k_norm [L, head_dim]
+    layers/ input_norm [L, D]  post_norm [L, D]
+            q_norm, k_norm [L, head_dim]  only with `qk_norm`
             q [L, D, H*head_dim]  k, v [L, D, K*head_dim]  o [L, H*head_dim, D]
             gate, up [L, D, F]  down [L, F, D]
     final_norm [D]
@@ -19,7 +20,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotary_angles, rotate
+from wmrl_jax.models.layers import (
+    RotaryScaling,
+    causal_attention,
+    project,
+    rms_norm,
+    rotary_angles,
+    rotate,
+)
 
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
@@ -34,7 +42,7 @@ of the memory of "none", because attention is cheaper to repeat than to write an
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes and options of a backbone in the Qwen3 layout; F is `mlp_width`."""
+    """Sizes and options of a dense backbone; F is `mlp_width`."""
 
     vocab_size: int
     layers: int
@@ -48,6 +56,13 @@ class Architecture:
     tied_embeddings: bool
     dtype: str  # of the compute; parameters are float32
     remat: str = "matmuls"  # what the backward pass recomputes, one of `REMAT`
+    qk_norm: bool = True  # queries and keys are normalised per head (Qwen3)
+    rope_scaling: RotaryScaling | None = None
+
+
+def head_norm(x: jax.Array, scale: jax.Array | None, *, eps: float) -> jax.Array:
+    """`rms_norm` of heads where the family has one."""
+    return x if scale is None else rms_norm(x, scale, eps=eps)
 
 
 class Block(nn.Module):
@@ -57,7 +72,10 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, angles: tuple[jax.Array, jax.Array]
+        self,
+        x: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        segments: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Map the stream [B, T, D] on; also gives the rotated keys and the values [B, T, K, dh]."""
         a = self.arch
@@ -78,21 +96,30 @@ class Block(nn.Module):
         down = self.param("down", into_stream, (a.mlp_width, a.width)).astype(dtype)
         input_norm = self.param("input_norm", ones, (a.width,))
         post_norm = self.param("post_norm", ones, (a.width,))
-        q_norm = self.param("q_norm", ones, (a.head_dim,))
-        k_norm = self.param("k_norm", ones, (a.head_dim,))
+        q_norm, k_norm = (
+            self.param(name, ones, (a.head_dim,)) if a.qk_norm else None
+            for name in ("q_norm", "k_norm")
+        )
 
-        cos, sin = (part[:, None, :] for part in angles)
+        cos, sin = (part[..., None, :] for part in angles)
         y = rms_norm(x, input_norm, eps=a.norm_eps)
         queries = project(y, q).reshape(batch, time, a.heads, a.head_dim)
         keys = project(y, k).reshape(batch, time, a.kv_heads, a.head_dim)
         values = project(y, v).reshape(batch, time, a.kv_heads, a.head_dim)
-        queries = rotate(rms_norm(queries, q_norm, eps=a.norm_eps), cos, sin)
-        keys = rotate(rms_norm(keys, k_norm, eps=a.norm_eps), cos, sin)
-        mixed = causal_attention(queries, keys, values).reshape(batch, time, q_width)
+        queries = rotate(head_norm(queries, q_norm, eps=a.norm_eps), cos, sin)
+        keys = rotate(head_norm(keys, k_norm, eps=a.norm_eps), cos, sin)
+        mixed = causal_attention(queries, keys, values, segments).reshape(batch, time, q_width)
         x = x + project(mixed, o)
         y = rms_norm(x, post_norm, eps=a.norm_eps)
         x = x + project(nn.silu(project(y, gate)) * project(y, up), down)
         return x, (keys, values)
+
+
+def arch_angles(arch: Architecture, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rotary cosines and sines of an architecture, see `layers.rotary_angles`."""
+    return rotary_angles(
+        positions, head_dim=arch.head_dim, theta=arch.rope_theta, scaling=arch.rope_scaling
+    )
 
 
 class Transformer(nn.Module):
@@ -101,11 +128,18 @@ class Transformer(nn.Module):
     arch: Architecture
 
     @nn.compact
-    def __call__(self, tokens: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array | None = None,
+        segments: jax.Array | None = None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Run all layers.
 
         Args:
-          tokens: int32 [B, T], padded on the right where they are padded.
+          tokens: int32 [B, T].
+          positions: int32 [B, T]; None: 0, 1, ....
+          segments: int32 [B, T], see `layers.causal_attention`; padding on the right needs none.
 
         Returns:
           (hidden, (keys, values)): [B, T, D], and [L, B, T, K, head_dim] each.
@@ -124,7 +158,7 @@ class Transformer(nn.Module):
             in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
             length=a.layers,
         )(a, name="layers")
-        angles = rotary_angles(jnp.arange(tokens.shape[1]), head_dim=a.head_dim, theta=a.rope_theta)
-        x, caches = layers(embed[tokens].astype(a.dtype), angles)
+        angles = arch_angles(a, jnp.arange(tokens.shape[1]) if positions is None else positions)
+        x, caches = layers(embed[tokens].astype(a.dtype), angles, segments)
         scale = self.param("final_norm", nn.initializers.ones_init(), (a.width,))
         return rms_norm(x, scale, eps=a.norm_eps), caches

@@ -103,8 +103,8 @@ def bench_method(folder: Path, *, quick: bool = False) -> list[Timing]:
     seconds = 0.02 if quick else _SECONDS
     groups = (8,) if quick else (8, 64, 512, 4096)
     console = Console(stderr=True)
-    if importlib.util.find_spec("torchisotonic") is None:
-        console.print("torchisotonic is not installed, so scikit-learn is the only peer.")
+    if not _with_torch():
+        console.print("Without torch and torchisotonic, scikit-learn is the only peer.")
     config = bench_config(quick)
     timings: list[Timing] = []
     total = len(sizes) * len(INPUTS) + len(groups) + 1
@@ -166,7 +166,7 @@ def time_isotonic(
         ISOTONIC: lambda: _fit(*on_device),
         "scikit-learn": lambda: sklearn_isotonic(y, sample_weight=weights),
     }
-    if importlib.util.find_spec("torchisotonic") is not None:
+    if _with_torch():
         calls["torchisotonic"] = _torch_fit(y, weights)
     taken = time_in_turns(calls, seconds)
     ours = taken.pop(ISOTONIC)
@@ -176,14 +176,17 @@ def time_isotonic(
 _fit = jax.jit(isotonic_regression)
 
 
+def _with_torch() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "torchisotonic"))
+
+
 def _torch_fit(y: np.ndarray, weights: np.ndarray | None) -> Callable[[], Any]:
     import torch  # type: ignore[import-not-found]
-    from torchisotonic import IsotonicRegression  # type: ignore[import-not-found]
+    from torchisotonic import isotonic  # type: ignore[import-not-found]
 
-    x = torch.arange(y.size, dtype=torch.float32)
     values = torch.from_numpy(y)
     w = None if weights is None else torch.from_numpy(weights)
-    return lambda: IsotonicRegression().fit(x, values, w)
+    return lambda: isotonic(values, w).numpy()
 
 
 def time_advantages(groups: int, seconds: float) -> Timing:

@@ -225,26 +225,18 @@ def measure_train(work: Workload, dtype: str) -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     rows = (work.num_prompts, work.num_generations)
     length = work.prompt_tokens + work.new_tokens
-    tokens = rng.integers(2, work.vocab, (*rows, length), np.int32)
+    tokens: Any = rng.integers(2, work.vocab, (*rows, length), np.int32)
     tokens[..., : work.prompt_tokens] = tokens[:, :1, : work.prompt_tokens]
-    mask = np.broadcast_to(np.arange(length) >= work.prompt_tokens, tokens.shape)
-    behaviour = np.where(mask, -np.log(work.vocab), 0.0).astype(np.float32)
-    rewards = rng.uniform(size=rows).astype(np.float32)
-    is_anchor = np.arange(work.num_prompts) == 0
-    rollouts = put_by_group(
-        mesh,
-        Rollouts(
-            tokens, mask, behaviour, np.full(rows[0], work.prompt_tokens, np.int32),
-            np.full(rows, length, np.int32), np.ones(rows, bool),
-        ),
-    )  # fmt: skip
-    batch = put_by_group(
-        mesh,
-        ScoredBatch(
-            tokens, mask, behaviour, rewards,
-            np.where(is_anchor[:, None], rewards, np.nan).astype(np.float32), is_anchor,
-        ),
-    )  # fmt: skip
+    mask: Any = np.broadcast_to(np.arange(length) >= work.prompt_tokens, tokens.shape)
+    behaviour: Any = np.where(mask, -np.log(work.vocab), 0.0).astype(np.float32)
+    rewards: Any = rng.uniform(size=rows).astype(np.float32)
+    is_anchor: Any = np.arange(work.num_prompts) == 0
+    executed: Any = np.where(is_anchor[:, None], rewards, np.nan)
+    starts: Any = np.full(rows[0], work.prompt_tokens, np.int32)
+    ends: Any = np.full(rows, length, np.int32)
+    finished: Any = np.ones(rows, bool)
+    rollouts = put_by_group(mesh, Rollouts(tokens, mask, behaviour, starts, ends, finished))
+    batch = put_by_group(mesh, ScoredBatch(tokens, mask, behaviour, rewards, executed, is_anchor))
     frozen = jax.device_put(params, jax.tree.leaves(state.params)[0].sharding)
     holder, reference_runs = [state], []
 

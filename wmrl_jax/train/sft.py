@@ -33,7 +33,6 @@ from wmrl_jax.models.rows import (
     pad_groups,
     round_up,
 )
-from wmrl_jax.models.shared_prefix import completion_states
 from wmrl_jax.models.tokenizer import Tokenizer
 from wmrl_jax.train.config import WarmStartConfig
 from wmrl_jax.train.mesh import by_group, make_mesh, replicated
@@ -73,7 +72,7 @@ def completion_loss(
       float32 scalars: the sum in nats over the completions' tokens, and their number.
     """
     prompts, prompt_lengths, completions, lengths = batch
-    states = completion_states(model.arch, params, prompts, prompt_lengths, completions)
+    states = model.completion_states(params, prompts, prompt_lengths, completions)
     logprobs, _ = token_logprobs(
         states[:, :, :-1], model.unembedding(params), completions, chunk=chunk
     )

@@ -72,7 +72,7 @@ class Findings(NamedTuple):
     sentences: list[str]
 
 
-BoundFn = Callable[[jax.Array, np.ndarray], jax.Array]
+BoundFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(epsilon by step, pairs seen before each step) -> the bound by step, both [steps]."""
 
 OnRuns = Callable[[int], None]
@@ -335,7 +335,7 @@ def bounds(s: _Study) -> None:
         trace = run_arms(s.family, [arm], s.runs, sizes, s.seed, s.on_runs)
         gap = np.asarray(trace.gap)[0].mean(0)
         epsilon = theory.optimisation_term(jnp.arange(gap.size), float(gap[0]), RATE, mu)
-        bound = np.asarray(bound_of(epsilon, np.asarray(trace.pairs)[0].mean(0))) + ideal
+        bound = np.asarray(bound_of(epsilon, jnp.asarray(trace.pairs)[0].mean(0))) + ideal
         s.found.curves.append(Curve(name, gap, bound))
         held = 100 * float(np.mean(gap <= bound * 1.05))
         s.found.sentences.append(

@@ -14,7 +14,6 @@ from wmrl_jax.method import denoise
 from wmrl_jax.method.logprobs import token_logprobs
 from wmrl_jax.method.losses import LossMetrics, loss_count, policy_loss
 from wmrl_jax.models.model import Model
-from wmrl_jax.models.shared_prefix import completion_states
 from wmrl_jax.rollout.compact import join_rows, prompt_lengths_of, split_rows
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.corrections import Corrected, correct, init_corrections
@@ -281,7 +280,7 @@ def _logprobs(
     completions: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs and entropies float32 [g, N, S] of completions, at the sampler's temperature."""
-    states = completion_states(model.arch, params, prompts, prompt_lengths, completions)[:, :, :-1]
+    states = model.completion_states(params, prompts, prompt_lengths, completions)[:, :, :-1]
     return token_logprobs(
         states,
         model.unembedding(params),

@@ -20,7 +20,6 @@ from jax.sharding import Mesh, PartitionSpec
 from wmrl_jax.errors import UserError
 from wmrl_jax.models.model import Model
 from wmrl_jax.models.rows import GroupedRows
-from wmrl_jax.models.shared_prefix import completion_states
 from wmrl_jax.models.tokenizer import Tokenizer
 from wmrl_jax.types import REWARD_LADDER, STATUSES, Status
 
@@ -118,7 +117,7 @@ def slot_logits(
     lengths = rows.lengths[..., None]
     with_slot = jnp.pad(rows.completions, ((0, 0), (0, 0), (0, 1)))
     with_slot = jnp.where(jnp.arange(with_slot.shape[-1]) == lengths, outcome_id, with_slot)
-    states = completion_states(model.arch, params, rows.prompts, rows.prompt_lengths, with_slot)
+    states = model.completion_states(params, rows.prompts, rows.prompt_lengths, with_slot)
     behind_slot = jnp.take_along_axis(states, lengths[..., None] + 1, axis=2)[:, :, 0]
     unembedding = model.unembedding(params)[:, outcome_ids]
     return jnp.matmul(behind_slot, unembedding, preferred_element_type=jnp.float32)
