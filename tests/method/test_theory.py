@@ -54,6 +54,21 @@ def test_a_bias_never_exceeds_its_size(family, shape):
     assert float(jnp.abs(error).max()) > 0.05
 
 
+def test_each_bias_is_what_its_name_says():
+    rewards = jnp.array([0.0, 0.2, 0.5, 1.0])
+    offsets = jnp.array([1.0, -0.5, 0.0, -1.0])
+    expected = {
+        "affine": [0.0, -0.06, -0.15, -0.3],
+        "saturating": [0.0, -0.012, -0.075, -0.3],
+        "rank_breaking": [0.3, -0.15, 0.0, -0.3],
+        "drifting": [0.0, -0.006, -0.0375, -0.15],
+    }
+    assert set(expected) == set(BIAS_SHAPES)
+    for shape, error in expected.items():
+        got = theory.bias(BIAS_SHAPES.index(shape), 0.3, rewards, offsets, jnp.float32(0.5))
+        np.testing.assert_allclose(got, error, atol=1e-6)
+
+
 def test_the_drifting_bias_is_absent_at_the_start(family):
     drifting = BIAS_SHAPES.index("drifting")
     error = theory.bias(drifting, 0.3, family.rewards, family.offsets, jnp.float32(0.0))

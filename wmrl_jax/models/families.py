@@ -6,6 +6,7 @@ share and finds the right one.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,15 @@ class Family(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
+FAMILIES = {
+    "qwen3": "qwen3",
+    "llama": "llama",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_text": "qwen3_5",
+}
+"""Files of the families, by the `model_type` of config.json."""
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a model's folder.
 
@@ -77,17 +87,15 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Mapping[str, Any]]:
     Raises:
       UserError: an architecture that is not supported.
     """
-    from wmrl_jax.models import llama, qwen3, qwen3_5
-
-    families = {"qwen3": qwen3.FAMILY, "llama": llama.FAMILY}
-    families |= {"qwen3_5": qwen3_5.FAMILY, "qwen3_5_text": qwen3_5.FAMILY}
     kind = config.get("model_type")
-    if kind not in families:
+    if kind not in FAMILIES:
         raise UserError(
             f"config.json is of a model of the type {kind!r}"
-            f"{did_you_mean(str(kind), families)}; supported are {', '.join(sorted(families))}"
+            f"{did_you_mean(str(kind), FAMILIES)}; supported are {', '.join(FAMILIES)}"
         )
-    return families[kind], config.get("text_config", config)
+    # The families import this file.
+    family = importlib.import_module(f"wmrl_jax.models.{FAMILIES[kind]}").FAMILY
+    return family, config.get("text_config", config)
 
 
 class Settings:

@@ -1,0 +1,240 @@
+"""Published weights in and out: safetensors, sharded or not, tensor by tensor.
+
+Loading allocates each leaf of the parameters on its devices and writes one published tensor after
+the other into it, so that the host holds one tensor at a time beside what the devices hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from wmrl_jax.errors import UserError
+from wmrl_jax.models.families import Weight
+
+ReadFn = Callable[[str], np.ndarray]
+"""Name of a tensor -> the tensor."""
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_SHOWN = 5  # names in an error
+
+
+@contextmanager
+def open_safetensors(folder: Path) -> Iterator[dict[str, ReadFn]]:
+    """The tensors of a model's folder by name, each read from disk when it is asked for.
+
+    Raises:
+      UserError: no safetensors, an index that names a missing file or tensor, or a broken file.
+    """
+    with ExitStack() as stack:
+        found: dict[str, ReadFn] = {}
+        for path in _files(folder):
+            try:
+                file = stack.enter_context(safe_open(path, framework="np"))
+            except (SafetensorError, OSError) as error:
+                raise UserError(
+                    f"{path} is no whole safetensors file ({error}); fetch it again"
+                ) from error
+            found |= dict.fromkeys(file.keys(), file.get_tensor)
+        yield found
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / _INDEX
+    if not index.exists():
+        if not (folder / _SINGLE).exists():
+            raise UserError(f"{folder} has neither {_SINGLE} nor {_INDEX}")
+        return [folder / _SINGLE]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{index} is no index of safetensors files") from error
+    missing = [name for name in names if not (folder / name).exists()]
+    if missing:
+        raise UserError(f"{index} names {_listed(missing)}, missing in that folder")
+    return [folder / name for name in names]
+
+
+def load_weights(
+    tensors: Mapping[str, ReadFn],
+    weights: Sequence[Weight],
+    like: Any,
+    *,
+    skipped: Sequence[str] = (),
+    source: str = "the checkpoint",
+) -> Any:
+    """Parameters filled with published tensors.
+
+    Args:
+      tensors: by published name, from `open_safetensors` say.
+      weights: where each goes.
+      like: pytree of `jax.ShapeDtypeStruct`, the parameters' shapes, dtypes and (optional)
+        shardings.
+      skipped: regular expressions of names that `tensors` may hold beside.
+      source: named in errors.
+
+    Returns:
+      the parameters, in the dtypes and shardings of `like`.
+
+    Raises:
+      UserError: a tensor is missing, left over, or of another shape; nothing is read then.
+    """
+    leaves = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+    _check_names(tensors, weights, skipped, source)
+    _check_filled(weights, leaves)
+    params: dict[tuple[str, ...], jax.Array] = {}
+    for weight in weights:
+        leaf = leaves[weight.path]
+        array = _ours(weight, tensors[weight.name](weight.name), leaf, source)
+        if weight.layer is None:
+            params[weight.path] = jax.device_put(array.astype(leaf.dtype), leaf.sharding)
+            continue
+        if weight.path not in params:
+            params[weight.path] = _zeros(leaf)
+        put = jax.device_put(array.astype(leaf.dtype), _of_slice(leaf.sharding))
+        params[weight.path] = _set(params[weight.path], put, weight.layer)
+    return jax.tree_util.tree_map_with_path(lambda path, _: params[_keys(path)], like)
+
+
+def save_weights(
+    params: Any,
+    weights: Sequence[Weight],
+    folder: Path,
+    *,
+    dtype: str = "bfloat16",
+    max_shard_bytes: int = 5 << 30,
+) -> None:
+    """Writes parameters as safetensors that the published tools read.
+
+    Args:
+      params: what `load_weights` gives.
+      weights: where each published tensor lies in them.
+      folder: made if missing; `config.json` and the tokenizer are the caller's.
+      dtype: of the file, float32, bfloat16 or float16.
+      max_shard_bytes: a file is closed before it passes this size.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    leaves = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+    def published() -> Iterator[tuple[str, np.ndarray]]:
+        for weight in weights:
+            leaf = leaves[weight.path]
+            array = np.asarray(leaf if weight.layer is None else leaf[weight.layer])
+            if weight.reshape is not None:
+                array = array.reshape(weight.reshape)
+            array = array.T if weight.transpose else array
+            yield weight.name, np.ascontiguousarray(array.astype(jnp.dtype(dtype)))
+
+    for old in folder.glob("model*.safetensors*"):
+        old.unlink()
+    shards = list(_write_shards(published(), folder, max_shard_bytes))
+    if len(shards) == 1:
+        (folder / shards[0][0]).rename(folder / _SINGLE)
+        return
+    where: dict[str, str] = {}
+    for number, (file, names) in enumerate(shards, 1):
+        final = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        (folder / file).rename(folder / final)
+        where |= dict.fromkeys(names, final)
+    (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2))
+
+
+def _write_shards(
+    tensors: Iterable[tuple[str, np.ndarray]], folder: Path, max_bytes: int
+) -> Iterator[tuple[str, list[str]]]:
+    """Writes `part-<n>` files, none larger than `max_bytes` unless one tensor is."""
+    held: dict[str, np.ndarray] = {}
+    number = 0
+
+    def write() -> tuple[str, list[str]]:
+        file = f"part-{number}"
+        save_file(held, folder / file, metadata={"format": "pt"})
+        return file, list(held)
+
+    for name, tensor in tensors:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_bytes:
+            yield write()
+            held, number = {}, number + 1
+        held[name] = tensor
+    yield write()
+
+
+def _keys(path: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(key.key) for key in path)
+
+
+def _check_names(
+    tensors: Mapping[str, Any], weights: Sequence[Weight], skipped: Sequence[str], source: str
+) -> None:
+    wanted = {weight.name for weight in weights}
+    missing = sorted(wanted - set(tensors))
+    left = sorted(
+        name
+        for name in set(tensors) - wanted
+        if not any(re.fullmatch(pattern, name) for pattern in skipped)
+    )
+    faults = [f"lacks {_listed(missing)}"] * bool(missing)
+    faults += [f"has {_listed(left)}, for which there is no place"] * bool(left)
+    if faults:
+        raise UserError(f"{source} {' and '.join(faults)}; config.json describes another model")
+
+
+def _check_filled(weights: Sequence[Weight], leaves: Mapping[tuple[str, ...], Any]) -> None:
+    """Every entry of every leaf has a tensor: a fault of a family's table, not of a user."""
+    filled: dict[tuple[str, ...], list[int | None]] = {}
+    for weight in weights:
+        filled.setdefault(weight.path, []).append(weight.layer)
+    for path, leaf in leaves.items():
+        layers = filled.pop(path, [])
+        stacked = len(layers) == leaf.shape[0] and set(layers) == set(range(leaf.shape[0]))
+        if layers != [None] and not stacked:
+            raise ValueError(f"the table of weights fills {'/'.join(path)} with layers {layers}")
+    if filled:
+        raise ValueError(f"the table of weights names {list(filled)}, which are no parameters")
+
+
+def _ours(weight: Weight, tensor: np.ndarray, leaf: Any, source: str) -> np.ndarray:
+    array = tensor.T if weight.transpose else tensor
+    shape = leaf.shape if weight.layer is None else leaf.shape[1:]
+    if weight.reshape is not None and array.size == np.prod(shape):
+        array = array.reshape(shape)
+    if array.shape != tuple(shape):
+        expected = tuple(reversed(shape)) if weight.transpose else tuple(shape)
+        raise UserError(
+            f"{weight.name} of {source} has the shape {tensor.shape}; by config.json it must be "
+            f"{expected}"
+        )
+    return array
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _zeros(leaf: Any) -> jax.Array:
+    return jax.jit(partial(jnp.zeros, leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
+
+
+def _of_slice(sharding: Any) -> Any:
+    """The sharding of one entry of a stacked leaf."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        spec = jax.sharding.PartitionSpec(*sharding.spec[1:])
+        return jax.sharding.NamedSharding(sharding.mesh, spec)
+    return sharding
+
+
+@partial(jax.jit, donate_argnums=0)
+def _set(leaf: jax.Array, value: jax.Array, layer: int) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(leaf, value, layer, 0)
