@@ -231,7 +231,7 @@ def simulate(family: Family, arm: Arm, key: jax.Array, sizes: Sizes) -> Trace:
             calibrated = debias.apply(carry.calibration, graded.predicted)
         executed = jnp.where(graded.is_anchor[:, None], graded.executed, jnp.nan)
         moments = denoise.observe(carry.moments, calibrated, executed)
-        streams = _streams(family, arm, theta, graded, calibrated, moments)
+        streams = _streams(family, arm, graded, calibrated, moments)
         ascent = streams.fused + _entropy_gradient(family, theta)
         measured = (
             family.best_value - value(family, theta),
@@ -279,7 +279,7 @@ def estimate_gradient(
     """
     start = log_policy(family, jnp.zeros_like(family.optimum))
     graded = _grade(family, arm, theta, start, key, jnp.zeros((), jnp.int32), sizes)
-    return _streams(family, arm, theta, graded, graded.predicted, moments)
+    return _streams(family, arm, graded, graded.predicted, moments)
 
 
 def measured_moments(
@@ -412,17 +412,14 @@ def _grade(
 def _streams(
     family: Family,
     arm: Arm,
-    theta: jax.Array,
     graded: _Graded,
     calibrated: jax.Array,
     moments: denoise.State,
 ) -> Streams:
     rewards = jnp.where(graded.is_anchor[:, None], graded.executed, calibrated)
-    probability = jnp.exp(log_policy(family, theta))[graded.tasks]
-    features = family.features[graded.tasks]
-    expected = jnp.einsum("gk,gkd->gd", probability, features)
-    taken = features[jnp.arange(len(graded.tasks))[:, None], graded.actions]
-    by_group = jnp.mean(rloo_advantages(rewards)[..., None] * (taken - expected[:, None]), axis=1)
+    # The score function is features less their mean; advantages that sum to zero need no mean.
+    taken = family.features[graded.tasks[:, None], graded.actions]
+    by_group = jnp.mean(rloo_advantages(rewards)[..., None] * taken, axis=1)
 
     def mean_over(groups: jax.Array) -> jax.Array:
         return groups @ by_group / jnp.maximum(jnp.sum(groups), 1.0)

@@ -115,20 +115,18 @@ def grow_cache(cache: RowCache, slots: int) -> RowCache:
     )
 
 
-def take_rows(
-    prompt: PromptCache, rows: RowCache, indices: jax.Array
-) -> tuple[PromptCache, RowCache]:
-    """Some rows, each as a group of its own.
+def take_rows(prompt: Any, rows: Any, indices: jax.Array) -> tuple[Any, Any]:
+    """Some rows, each as a group of its own, of caches of any family.
 
     Args:
-      prompt: of G groups.
-      rows: of G groups of N rows.
+      prompt: of G groups; arrays [G, ...].
+      rows: of G groups of N rows; arrays [G, N, ...].
       indices: int32 [M], each a row's place among the G*N rows.
 
     Returns:
       the caches of M groups of one row.
     """
-    group_size = rows.values[0].shape[1]
+    group_size = jax.tree.leaves(rows)[0].shape[1]
 
     def of_row(x: jax.Array) -> jax.Array:
         return x.reshape(-1, 1, *x.shape[2:])[indices]
@@ -180,7 +178,7 @@ def decode(
         )
         all_keys.append(row_keys)
         all_values.append(row_values)
-        mixed = _attend(
+        mixed = attend_cached(
             queries.reshape(groups, group_size, kv_heads, -1, head_dim),
             (prompt.keys[index], prompt.values[index], prompt.lengths),
             (row_keys, row_values, step + 1),
@@ -193,7 +191,7 @@ def decode(
     return RowCache(keys=tuple(all_keys), values=tuple(all_values)), hidden
 
 
-def _attend(
+def attend_cached(
     queries: jax.Array,
     prompt: tuple[jax.Array, jax.Array, jax.Array],
     rows: tuple[jax.Array, jax.Array, jax.Array],

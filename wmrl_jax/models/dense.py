@@ -58,17 +58,19 @@ def dense_architecture(
     return arch
 
 
-def dense_weights(arch: Architecture) -> list[Weight]:
+def dense_weights(arch: Architecture, prefix: str = "model.") -> list[Weight]:
     """Where each published tensor of a dense model goes."""
-    weights = [Weight(("embed",), None, "model.embed_tokens.weight", False)]
+    weights = [Weight(("embed",), None, f"{prefix}embed_tokens.weight", False)]
     for layer in range(arch.layers):
         norms = _NORMS | (_HEAD_NORMS if arch.qk_norm else {})
         for table, transpose in ((_PROJECTIONS, True), (norms, False)):
             weights += [
-                Weight(("layers", ours), layer, f"model.layers.{layer}.{theirs}.weight", transpose)
+                Weight(
+                    ("layers", ours), layer, f"{prefix}layers.{layer}.{theirs}.weight", transpose
+                )
                 for ours, theirs in table.items()
             ]
-    weights.append(Weight(("final_norm",), None, "model.norm.weight", False))
+    weights.append(Weight(("final_norm",), None, f"{prefix}norm.weight", False))
     if not arch.tied_embeddings:
         weights.append(Weight(("head",), None, "lm_head.weight", True))
     return weights

@@ -40,13 +40,14 @@ class Family(NamedTuple):
 
     Attributes:
       architecture: (config, dtype, remat) -> its architecture.
-      weights: architecture -> where each published tensor goes.
+      weights: (architecture, what the text model's names begin with) -> where each published
+        tensor goes.
       make_model: architecture -> `Model`.
       skipped: regular expressions of tensor names that a file may hold and that are not read.
     """
 
     architecture: Callable[[Mapping[str, Any], str, str], Any]
-    weights: Callable[[Any], list[Weight]]
+    weights: Callable[[Any, str], list[Weight]]
     make_model: Callable[[Any], Model]
     skipped: tuple[str, ...] = ()
 
@@ -169,7 +170,9 @@ INERT = frozenset(
 """Keys that say nothing of what is computed here; each family takes out those that do for it."""
 
 
-def rotary(settings: Settings, default_theta: float) -> tuple[float, RotaryScaling | None, float]:
+def rotary(
+    settings: Settings, default_theta: float, default_share: float = 1.0
+) -> tuple[float, RotaryScaling | None, float]:
     """The base of the rotary frequencies, their scaling, and the share of a head that is rotated.
 
     Reads `rope_parameters` (transformers 5) and `rope_theta`, `rope_scaling` (before).
@@ -180,7 +183,9 @@ def rotary(settings: Settings, default_theta: float) -> tuple[float, RotaryScali
     parameters = settings.get("rope_parameters", {})
     scaling = {**(settings.get("rope_scaling", None) or {}), **parameters}
     theta = float(scaling.get("rope_theta", settings.get("rope_theta", default_theta)))
-    share = float(scaling.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0)))
+    share = float(
+        scaling.get("partial_rotary_factor", settings.get("partial_rotary_factor", default_share))
+    )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return theta, None, share

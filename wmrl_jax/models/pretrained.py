@@ -52,7 +52,8 @@ def open_pretrained(folder: Path, *, dtype: str = "float32", remat: str = "matmu
     config = read_config(folder)
     family, text = family_of(config)
     arch = family.architecture(text, dtype, remat)
-    return Pretrained(folder, config, family, family.make_model(arch), family.weights(arch))
+    table = family.weights(arch, "model." if text is config else "model.language_model.")
+    return Pretrained(folder, config, family, family.make_model(arch), table)
 
 
 def abstract_params(model: Model, sharding: Any = None) -> Any:
