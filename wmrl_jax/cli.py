@@ -195,7 +195,7 @@ def _add_simulate(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_bench_model(benches: argparse._SubParsersAction, name: str, text: str) -> None:
-    from wmrl_jax.train.bench_model import Workload
+    from wmrl_jax.train.workload import Workload
 
     parser = benches.add_parser(name, help=text)
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="(runs/bench)")
@@ -324,7 +324,8 @@ def _bench_method(args: argparse.Namespace) -> None:
 
 
 def _bench_model(args: argparse.Namespace) -> None:
-    from wmrl_jax.train.bench_model import Workload, bench_model
+    from wmrl_jax.train.bench_model import bench_model
+    from wmrl_jax.train.workload import Workload
 
     sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(Workload)}
     bench_model(

@@ -165,6 +165,7 @@ def repeating_model(calls: list[int]) -> Model:
         arch=MODEL.arch,
         init=MODEL.init,
         hidden=MODEL.hidden,
+        completion_states=MODEL.completion_states,
         unembedding=lambda params: jnp.eye(VOCABULARY),
         prefill=prefill,
         decode_weights=lambda params, positions: params,

@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from wmrl_jax.errors import UserError
+from wmrl_jax.models.chat import Chat
 
 OUTCOME_SLOTS = 32
 """Outcome tokens reserved in every vocabulary; the world model uses the first few."""
@@ -35,14 +36,16 @@ _QUOTED_NAME = r"""(?<=")\w[^"'\n]*(?=")|(?<=')\w[^"'\n]*(?=')"""
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back.
+    """Text to token ids and back, of this project or of a published model.
 
     Attributes:
-      vocab_size: number of ids, special ones included.
+      vocab_size: number of ids, special ones included; rows of the embedding.
       pad_id: fills rows behind their end.
       eos_id: ends a completion.
       outcome_id: stands where the world model reads out its prediction.
       outcome_ids: the outcomes that the world model predicts there.
+      special_ids: ids that no text decodes from.
+      chat: the model's chat template; None where prompts are read as they are.
     """
 
     vocab_size: int
@@ -50,20 +53,29 @@ class Tokenizer:
     eos_id: int
     outcome_id: int
     outcome_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+    chat: Chat | None
     _bpe: tokenizers.Tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; never a special one."""
-        return self._bpe.encode(text).ids
+        return self._bpe.encode(text, add_special_tokens=False).ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a task's prompt, up to where the agent begins to write."""
+        if self.chat is None:
+            return self.encode(text)
+        return self.chat.encode([{"role": "user", "content": text}])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts at once, on all cores."""
-        return [encoding.ids for encoding in self._bpe.encode_batch(list(texts))]
+        encodings = self._bpe.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; special ones are left out, broken UTF-8 becomes U+FFFD."""
-        special = {self.pad_id, self.eos_id, self.outcome_id, *self.outcome_ids}
-        return self._bpe.decode([int(token) for token in ids if int(token) not in special])
+        kept = [number for number in map(int, ids) if number not in self.special_ids]
+        return self._bpe.decode(kept, skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into a folder, which is made where it is missing."""
@@ -128,11 +140,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def _wrap(written: dict[str, Any]) -> Tokenizer:
     vocabulary = written["model"]["vocab"]
+    special = {name: vocabulary[name] for name in _SPECIAL}
     return Tokenizer(
         vocab_size=len(vocabulary),
-        pad_id=vocabulary[_PAD],
-        eos_id=vocabulary[_EOS],
-        outcome_id=vocabulary[_OUTCOME],
-        outcome_ids=tuple(vocabulary[name] for name in _SPECIAL[3:]),
+        pad_id=special[_PAD],
+        eos_id=special[_EOS],
+        outcome_id=special[_OUTCOME],
+        outcome_ids=tuple(special[name] for name in _SPECIAL[3:]),
+        special_ids=frozenset(special.values()),
+        chat=None,
         _bpe=tokenizers.Tokenizer.from_str(json.dumps(written)),
     )

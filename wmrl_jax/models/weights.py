@@ -98,11 +98,11 @@ def load_weights(
         leaf = leaves[weight.path]
         array = _ours(weight, tensors[weight.name](weight.name), leaf, source)
         if weight.layer is None:
-            params[weight.path] = jax.device_put(array.astype(leaf.dtype), leaf.sharding)
+            params[weight.path] = jax.device_put(array.astype(leaf.dtype, copy=False), leaf.sharding)
             continue
         if weight.path not in params:
             params[weight.path] = _zeros(leaf)
-        put = jax.device_put(array.astype(leaf.dtype), _of_slice(leaf.sharding))
+        put = jax.device_put(array.astype(leaf.dtype, copy=False), _of_slice(leaf.sharding))
         params[weight.path] = _set(params[weight.path], put, weight.layer)
     return jax.tree_util.tree_map_with_path(lambda path, _: params[_keys(path)], like)
 

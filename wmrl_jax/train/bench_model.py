@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,48 +24,15 @@ from rich.table import Table
 
 from wmrl_jax.errors import UserError
 from wmrl_jax.train.files import write_whole
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The sizes of a measurement; the names are those of the command line.
-
-    Attributes:
-      num_prompts: G.
-      num_generations: N.
-    """
-
-    layers: int = 8
-    width: int = 256
-    heads: int = 8
-    kv_heads: int = 4
-    head_dim: int = 32
-    ff: int = 768
-    vocab: int = 4096
-    num_prompts: int = 8
-    num_generations: int = 8
-    prompt_tokens: int = 64
-    new_tokens: int = 128
-    repeats: int = 5
-
-    @property
-    def flags(self) -> list[str]:
-        """The options as peers take them."""
-        pairs = (
-            (field.name.replace("_", "-"), getattr(self, field.name)) for field in fields(self)
-        )
-        return [part for name, value in pairs for part in (f"--{name}", str(value))]
-
-
-BENCHES = {"sampler": "generate", "train": "train"}
-"""Our names, and those of the figures."""
+from wmrl_jax.train.metrics import versions
+from wmrl_jax.train.workload import BENCHES, Workload
 
 
 def bench_model(
     bench: str,
     folder: Path,
     *,
-    workload: Workload = Workload(),
+    workload: Workload,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     peers: Sequence[str] = (),
     rounds: int = 1,
@@ -86,8 +53,6 @@ def bench_model(
     Raises:
       UserError: a measurement failed; the sentence ends with its last line.
     """
-    from wmrl_jax.train.metrics import versions  # imports jax: not for the mere command line
-
     console = Console(stderr=True)
     own = [sys.executable, "-m", "wmrl_jax.train.bench_model", bench]
     records: list[dict[str, Any]] = []
@@ -364,8 +329,6 @@ def _record(
     runs: Sequence[float],
     common: dict[str, Any],
 ) -> dict[str, Any]:
-    from wmrl_jax.train.metrics import versions
-
     return {
         "impl": IMPL,
         "bench": bench,

@@ -43,9 +43,10 @@ class TasksConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The backbone of agent and world model (Qwen3 layout)."""
+    """The backbone of agent and world model: a published one, or a small Qwen3 from scratch."""
 
-    layers: Count = 4
+    path: str | None = None  # folder or GGUF file of a published model; smollm2: that of the extra
+    layers: Count = 4  # this and the other sizes: of a model from scratch
     width: Count = 256
     heads: Count = 4
     kv_heads: Count = 2  # divides heads
@@ -55,6 +56,7 @@ class ModelConfig:
     norm_eps: Positive = 1e-6
     tied_embeddings: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the compute; parameters are float32
+    remat: Literal["none", "matmuls", "layers"] = "matmuls"  # what a layer keeps for its gradient
     vocab_size: Annotated[int, Bounds(300)] = 2048  # of the tokenizer, trained on the corpus
     prompt_tokens: Count = 128  # longest prompt
     new_tokens: Count = 192  # longest completion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -66,8 +67,20 @@ def _folder_fault(config: Config) -> str | None:
     return None
 
 
+_OF_ANY_MODEL = {"path", "dtype", "remat", "prompt_tokens", "new_tokens"}
+
+
 def _model_fault(config: Config) -> str | None:
     model = config.model
+    if model.path is not None:
+        for field in dataclasses.fields(model):
+            set_here = getattr(model, field.name) != field.default
+            if field.name not in _OF_ANY_MODEL and set_here:
+                return (
+                    f"model.{field.name} is {getattr(model, field.name)}, but model.path names a "
+                    "published model, which decides that: take one of the two out"
+                )
+        return None
     if model.heads % model.kv_heads:
         return (
             f"model.kv_heads is {model.kv_heads} but must divide model.heads ({model.heads}), "

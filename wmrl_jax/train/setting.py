@@ -83,16 +83,24 @@ class Setting:
       config: the whole configuration.
       tasks: its tasks.
       tokenizer: of the agent.
+      model: a published one; None: one from scratch, of the configured sizes.
       mesh: default: all devices.
     """
 
     def __init__(
-        self, config: Config, tasks: TaskSet, tokenizer: Tokenizer, mesh: Mesh | None = None
+        self,
+        config: Config,
+        tasks: TaskSet,
+        tokenizer: Tokenizer,
+        model: Model | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self.config, self.tasks, self.tokenizer = config, tasks, tokenizer
         self.mesh = mesh or make_mesh()
-        self.model: Model = build_model(config.model, tokenizer.vocab_size)
-        self._rows = {name: tokenizer.encode(text) for name, text in tasks.prompts.items()}
+        self.model: Model = model or build_model(
+            config.model, tokenizer.vocab_size, remat=config.model.remat
+        )
+        self._rows = {name: tokenizer.encode_prompt(text) for name, text in tasks.prompts.items()}
         longest = max(self._rows, key=lambda name: len(self._rows[name]))
         if len(self._rows[longest]) > config.model.prompt_tokens:
             raise UserError(

@@ -111,7 +111,9 @@ def encode_pairs(
     Raises:
       UserError: a prompt is empty or has more than `prompt_tokens` tokens, or no pair is left.
     """
-    prompts = {text: tuple(tokenizer.encode(text)) for text in {prompt for prompt, _ in pairs}}
+    prompts = {
+        text: tuple(tokenizer.encode_prompt(text)) for text in {prompt for prompt, _ in pairs}
+    }
     if not all(prompts.values()):
         raise UserError("a text to learn from has an empty prompt; give it one")
     longest = max(map(len, prompts.values()), default=0)
@@ -150,11 +152,12 @@ def sft(
     state: SftState | None = None,
     on_state: Callable[[SftState], None] | None = None,
     state_every: int = 50,
+    initial: Any = None,
     mesh: Mesh | None = None,
     chunk: int = 64,
     buckets: int = 2,
 ) -> Any:
-    """Trains a model from scratch on (prompt, completion) texts.
+    """Trains a model on (prompt, completion) texts, from scratch or from given parameters.
 
     The loss is the mean over the batch's completion tokens, end-of-text included; prompts are
     read and never learnt.
@@ -171,6 +174,7 @@ def sft(
       state: where to go on; needs the same texts, config and key.
       on_state: given a host copy of the state every `state_every` steps, to be saved.
       state_every: see `on_state`.
+      initial: parameters to start from, which are given up; None: drawn from the key.
       mesh: devices to spread the batch over; all there are by default.
       chunk: tokens of a row whose logits exist at one time.
       buckets: static completion lengths at most, each a compiled program.
@@ -197,7 +201,9 @@ def sft(
 
     whole, split = replicated(mesh), by_group(mesh)
     if state is None:
-        params = jax.jit(model.init, out_shardings=whole)(key)
+        params = initial
+        if params is None:
+            params = jax.jit(model.init, out_shardings=whole)(key)
         state = SftState(params, jax.jit(optimizer.init, out_shardings=whole)(params), 0)
     params, opt_state = jax.device_put((state.params, state.opt_state), whole)
 

@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from wmrl_jax.errors import UserError
+from wmrl_jax.models.pretrained import Pretrained, load_pretrained, open_pretrained
 from wmrl_jax.models.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from wmrl_jax.tasks.corpus.generate import completion_text, generate
 from wmrl_jax.train.checkpoint import load_params, save_params
@@ -84,6 +85,11 @@ class Stages:
         if self._ledger_file.exists():
             self.ledger.load(json.loads(self._ledger_file.read_text()))
         self._setting: Setting | None = None
+        self._pretrained: Pretrained | None = None
+        if config.model.path is not None:
+            self._pretrained = open_pretrained(
+                config.model.path, dtype=config.model.dtype, remat=config.model.remat
+            )
 
     def corpus(self) -> list[dict[str, str]]:
         """The corpus as records of task, completion, kind and recipe."""
@@ -110,8 +116,20 @@ class Stages:
     def setting(self) -> Setting:
         """Tokenizer (trained on the corpus and the prompts), model and compiled functions."""
         if self._setting is None:
-            self._setting = Setting(self.config, self.tasks, self._tokenizer())
+            published = self._pretrained
+            if published is None:
+                self._setting = Setting(self.config, self.tasks, self._tokenizer())
+            else:
+                self._setting = Setting(
+                    self.config, self.tasks, published.tokenizer(), published.model
+                )
         return self._setting
+
+    def _initial(self, setting: Setting) -> Any:
+        """The published parameters; None where the agent is trained from scratch."""
+        if self._pretrained is None:
+            return None
+        return load_pretrained(self._pretrained, self._abstract_params(setting))
 
     def _tokenizer(self) -> Tokenizer:
         folder = self.folder / TOKENIZER
@@ -140,6 +158,7 @@ class Stages:
                     bar.of_total,
                     prompt_tokens=self.config.model.prompt_tokens,
                     new_tokens=self.config.model.new_tokens,
+                    initial=self._initial(setting),
                     mesh=setting.mesh,
                 )
             save_params(folder, params)

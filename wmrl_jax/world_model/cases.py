@@ -150,7 +150,7 @@ def case_rows(
             f"there are executed cases of {', '.join(missing)}, which this run's tasks do not "
             "include; make the cases anew or name the tasks"
         )
-    ids = {task: tuple(tokenizer.encode(prompts[task])) for task in {c.task for c in cases}}
+    ids = {task: tuple(tokenizer.encode_prompt(prompts[task])) for task in {c.task for c in cases}}
     pairs = [
         (Row(ids[case.task], (*tokenizer.encode(case.completion), tokenizer.eos_id)), case)
         for case in cases
