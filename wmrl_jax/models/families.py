@@ -96,7 +96,11 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, Mapping[str, Any]]:
         )
     # The families import this file.
     family = importlib.import_module(f"wmrl_jax.models.{FAMILIES[kind]}").FAMILY
-    return family, config.get("text_config", config)
+    text = config.get("text_config")
+    if text is None:
+        return family, config
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return family, {**tied, **text}
 
 
 class Settings:

@@ -7,6 +7,7 @@ the other into it, so that the host holds one tensor at a time beside what the d
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,8 @@ from wmrl_jax.models.families import Weight
 
 ReadFn = Callable[[str], np.ndarray]
 """Name of a tensor -> the tensor."""
+
+log = logging.getLogger(__name__)
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _SHOWN = 5  # names in an error
@@ -98,7 +101,9 @@ def load_weights(
         leaf = leaves[weight.path]
         array = _ours(weight, tensors[weight.name](weight.name), leaf, source)
         if weight.layer is None:
-            params[weight.path] = jax.device_put(array.astype(leaf.dtype, copy=False), leaf.sharding)
+            params[weight.path] = jax.device_put(
+                array.astype(leaf.dtype, copy=False), leaf.sharding
+            )
             continue
         if weight.path not in params:
             params[weight.path] = _zeros(leaf)
@@ -179,11 +184,11 @@ def _check_names(
 ) -> None:
     wanted = {weight.name for weight in weights}
     missing = sorted(wanted - set(tensors))
-    left = sorted(
-        name
-        for name in set(tensors) - wanted
-        if not any(re.fullmatch(pattern, name) for pattern in skipped)
-    )
+    beside = sorted(set(tensors) - wanted)
+    known = [name for name in beside if any(re.fullmatch(pattern, name) for pattern in skipped)]
+    left = sorted(set(beside) - set(known))
+    if known:
+        log.info("%s: %d tensors are not read, %s", source, len(known), _listed(known))
     faults = [f"lacks {_listed(missing)}"] * bool(missing)
     faults += [f"has {_listed(left)}, for which there is no place"] * bool(left)
     if faults:
