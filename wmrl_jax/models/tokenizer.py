@@ -34,6 +34,20 @@ _LINE = r"[^\n]*\n|[^\n]+"
 _QUOTED_NAME = r"""(?<=")\w[^"'\n]*(?=")|(?<=')\w[^"'\n]*(?=')"""
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level token stands for (the convention of GPT-2).
+
+    Printable bytes stand for themselves; the others, in order, are the characters from U+0100 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
 @dataclass(frozen=True)
 class Tokenizer:
     """Text to token ids and back, of this project or of a published model.
@@ -76,6 +90,14 @@ class Tokenizer:
         """The text of token ids; special ones are left out, broken UTF-8 becomes U+FFFD."""
         kept = [number for number in map(int, ids) if number not in self.special_ids]
         return self._bpe.decode(kept, skip_special_tokens=False)
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of each id's token; none for special ones and for rows without a token."""
+        pieces = []
+        for number in range(self.vocab_size):
+            token = None if number in self.special_ids else self._bpe.id_to_token(number)
+            pieces.append(bytes(_BYTES[character] for character in token or ""))
+        return pieces
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` into a folder, which is made where it is missing."""

@@ -4,17 +4,22 @@ The draw inverts the distribution function at one pair of uniform numbers per ro
 needs two random numbers per row where Gumbel noise needs V. Nothing is sorted: the k-th largest
 probability and the edge of the nucleus are found by bisection over the bits of a float.
 
-The convention of log-probabilities: they are those of softmax(logits / temperature) *before*
-truncation, so that they equal what a trainer computes that knows the temperature only. At
-temperature 0 the most probable token is taken, and its log-probability is that at temperature 1.
+The convention of log-probabilities, `before`: they are those of softmax(logits / temperature)
+*before* truncation, so that they equal what a trainer computes that knows the temperature only. The
+other one, `after`, gives those of the distribution that was drawn from, truncated and normalised
+anew: right for importance weights where the trainer truncates in the same way. At temperature 0 the
+most probable token is taken, and its log-probability is that at temperature 1, before truncation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+
+Convention = Literal["before", "after"]
 
 
 def draw(
@@ -24,58 +29,80 @@ def draw(
     temperature: jax.Array | float,
     top_k: jax.Array | int,
     top_p: jax.Array | float,
+    min_p: jax.Array | float = 0.0,
+    convention: Convention = "before",
 ) -> tuple[jax.Array, jax.Array]:
     """Draw one token per row.
+
+    Every setting is a scalar or one value a row, [B].
 
     Args:
       logits: float32 [B, V].
       uniforms: float32 [B, 2] in [0, 1): the first picks a block of the vocabulary, the second a
         token in it.
-      temperature: scalar; 0 takes the most probable token.
-      top_k: scalar; only the k most probable tokens (and those that tie with the last of them)
-        may be drawn; 0 is off.
-      top_p: scalar; only the smallest set of most probable tokens whose probability reaches top_p
-        (and those that tie with the last of them) may be drawn; 1 is off. Top-k cuts first.
+      temperature: 0 takes the most probable token.
+      top_k: only the k most probable tokens (and those that tie with the last of them) may be
+        drawn; 0 is off.
+      top_p: only the smallest set of most probable tokens whose probability reaches top_p (and
+        those that tie with the last of them) may be drawn; 1 is off. Top-k cuts first.
+      min_p: only tokens at least min_p times as probable as the most probable one may be drawn
+        (arXiv 2407.01082); 0 is off.
+      convention: of the log-probabilities, see above.
 
     Returns:
       (tokens int32 [B], their log-probabilities float32 [B]).
     """
-    greedy = jnp.asarray(temperature) <= 0.0
-    truncated = (jnp.asarray(top_k) > 0) | (jnp.asarray(top_p) < 1.0)
-    scaled = logits / jnp.where(greedy, 1.0, temperature)
+    rows = logits.shape[0]
+    greedy = jnp.broadcast_to(jnp.asarray(temperature) <= 0.0, (rows,))
+    truncated = (jnp.asarray(top_k) > 0) | (jnp.asarray(top_p) < 1.0) | (jnp.asarray(min_p) > 0.0)
+    divisor = jnp.where(greedy, 1.0, temperature)
+    scaled = logits / divisor[:, None]
     peak = jnp.max(scaled, axis=-1, keepdims=True)
     mass = jnp.exp(scaled - peak)
-
-    def random(mass: jax.Array) -> jax.Array:
-        kept = jax.lax.cond(
-            truncated, lambda: truncate(mass, top_k=top_k, top_p=top_p), lambda: mass
-        )
-        return invert(kept, uniforms)
-
+    kept = jax.lax.cond(
+        jnp.any(truncated),
+        lambda: truncate(mass, top_k=top_k, top_p=top_p, min_p=min_p),
+        lambda: mass,
+    )
     tokens = jax.lax.cond(
-        greedy, lambda mass: jnp.argmax(mass, axis=-1).astype(jnp.int32), random, mass
+        jnp.all(greedy), lambda: jnp.zeros(rows, jnp.int32), lambda: invert(kept, uniforms)
+    )
+    tokens = jax.lax.cond(
+        jnp.any(greedy),
+        lambda: jnp.where(greedy, jnp.argmax(mass, axis=-1).astype(jnp.int32), tokens),
+        lambda: tokens,
     )
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1) - peak
-    return tokens, chosen[:, 0] - jnp.log(jnp.sum(mass, axis=-1))
+    counted = mass if convention == "before" else jnp.where(greedy[:, None], mass, kept)
+    return tokens, chosen[:, 0] - jnp.log(jnp.sum(counted, axis=-1))
 
 
-def truncate(mass: jax.Array, *, top_k: jax.Array | int, top_p: jax.Array | float) -> jax.Array:
-    """Set to zero what top-k and then top-p exclude.
+def truncate(
+    mass: jax.Array,
+    *,
+    top_k: jax.Array | int,
+    top_p: jax.Array | float,
+    min_p: jax.Array | float = 0.0,
+) -> jax.Array:
+    """Set to zero what top-k, then top-p, then min-p exclude.
 
     Args:
       mass: float32 [B, V], probabilities up to a factor per row.
-      top_k: see `draw`; `top_p` alike.
+      top_k: see `draw`; `top_p` and `min_p` alike.
       top_p: see `draw`.
+      min_p: see `draw`.
     """
     k = jnp.where(jnp.asarray(top_k) > 0, top_k, mass.shape[-1])
     edge = _largest_bits(lambda t: jnp.sum(mass >= t, axis=-1) >= k, mass.shape[0])
+    most = jnp.max(mass, axis=-1, keepdims=True)
     mass = jnp.where(mass >= edge, mass, 0.0)
     wanted = jnp.minimum(top_p, 1.0) * jnp.sum(mass, axis=-1)
     edge = _largest_bits(
         lambda t: jnp.sum(jnp.where(mass >= t, mass, 0.0), axis=-1) >= wanted, mass.shape[0]
     )
-    most = jnp.max(mass, axis=-1, keepdims=True)  # stays, however small top_p is
-    return jnp.where(mass >= jnp.minimum(edge, most), mass, 0.0)
+    edge = jnp.minimum(edge, most)  # the most probable token stays, however small top_p is
+    least = jnp.broadcast_to(jnp.minimum(min_p, 1.0), mass.shape[:1])[:, None] * most
+    return jnp.where(mass >= jnp.maximum(edge, least), mass, 0.0)
 
 
 def invert(mass: jax.Array, uniforms: jax.Array) -> jax.Array:

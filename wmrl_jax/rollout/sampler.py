@@ -18,26 +18,33 @@ from jax.sharding import Mesh, PartitionSpec
 
 from wmrl_jax.errors import UserError
 from wmrl_jax.models.model import Model
-from wmrl_jax.rollout.drawing import draw
+from wmrl_jax.rollout.drawing import Convention, draw
+from wmrl_jax.rollout.stopping import StopTable
 from wmrl_jax.types import Rollouts
 
 SampleFn = Callable[..., Rollouts]
 """(params, prompts int32 [G, P] padded on the right, prompt_lengths int32 [G], key, *,
-temperature=1.0, top_k=0, top_p=1.0) -> Rollouts with T = P + new_tokens."""
+temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, limit=new_tokens) -> Rollouts with T = P +
+new_tokens. Each setting is a scalar, or [G] or [G, N] for groups or rows that differ; `limit` is
+the most tokens that a row may write in this call."""
 
 
 class Drawing(NamedTuple):
-    """How tokens are drawn; scalars, see `drawing.draw`."""
+    """How a row's tokens are drawn, each [G, N]; see `drawing.draw`."""
 
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
+    min_p: jax.Array
 
 
 class _Rows(NamedTuple):
     """The rows that are being written, as G groups of N; after the first halving N is 1."""
 
-    step: jax.Array  # int32, tokens written so far
+    step: jax.Array  # int32, steps so far
+    written: jax.Array  # int32 [G, N], tokens of each row
+    finished: jax.Array  # bool [G, N], ended by end-of-text or a stop string
+    matched: jax.Array  # int16 [G, N], states of the stop strings' automaton
     hidden: jax.Array  # [G, N, D], predicts the next token
     ended: jax.Array  # bool [G, N]
     tokens: jax.Array  # int32 [G, N, S]
@@ -53,6 +60,7 @@ class _Inputs(NamedTuple):
     weights: Any
     unembedding: jax.Array  # [D, V]
     drawing: Drawing
+    limit: jax.Array  # int32 [G, N], most tokens of each row
 
 
 AdvanceFn = Callable[[_Inputs, _Rows], _Rows]
@@ -72,6 +80,8 @@ def make_sampler(
     pad_id: int,
     mesh: Mesh | None = None,
     segment: int = 64,
+    stop: StopTable | None = None,
+    convention: Convention = "before",
 ) -> SampleFn:
     """One compiled sampling function for fixed sizes.
 
@@ -87,9 +97,11 @@ def make_sampler(
       pad_id: fills rows behind their end.
       mesh: devices over which the groups are divided, along all of its axes; None: one device.
       segment: the cache of own tokens grows by this many slots at a time.
+      stop: strings that end a row; the token in which one ends is its last.
+      convention: of the behaviour log-probs, see `drawing`.
 
     Returns:
-      `sample`, see `SampleFn`. The behaviour log-probs follow the convention of `drawing`.
+      `sample`, see `SampleFn`.
     """
     sampling = partial(
         _sample,
@@ -99,6 +111,8 @@ def make_sampler(
         eos_id=eos_id,
         pad_id=pad_id,
         segment=segment,
+        stop=stop,
+        convention=convention,
     )
     if mesh is None:
         compiled = jax.jit(sampling)
@@ -108,7 +122,7 @@ def make_sampler(
             jax.shard_map(
                 sampling,
                 mesh=mesh,
-                in_specs=(whole, groups, groups, groups, whole, whole),
+                in_specs=(whole, groups, groups, groups, whole, groups, groups),
                 out_specs=groups,
                 check_vma=False,
             )
@@ -123,6 +137,8 @@ def make_sampler(
         temperature: float | jax.Array = 1.0,
         top_k: int | jax.Array = 0,
         top_p: float | jax.Array = 1.0,
+        min_p: float | jax.Array = 0.0,
+        limit: int | jax.Array = new_tokens,
     ) -> Rollouts:
         groups = prompts.shape[0]
         if prompts.shape[1] != prompt_tokens:
@@ -132,9 +148,21 @@ def make_sampler(
             )
         if mesh is not None and groups % mesh.size:
             raise UserError(f"{groups} groups cannot be divided over {mesh.size} devices")
-        drawing = Drawing(jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p))
+
+        def by_row(setting: Any, dtype: Any) -> jax.Array:
+            setting = jnp.asarray(setting, dtype)
+            setting = setting[:, None] if setting.ndim == 1 else setting
+            return jnp.broadcast_to(setting, (groups, group_size))
+
+        drawing = Drawing(
+            by_row(temperature, jnp.float32),
+            by_row(top_k, jnp.int32),
+            by_row(top_p, jnp.float32),
+            by_row(min_p, jnp.float32),
+        )
         order = jnp.arange(groups, dtype=jnp.int32)
-        return compiled(params, prompts, prompt_lengths, order, key, drawing)
+        limits = jnp.minimum(by_row(limit, jnp.int32), new_tokens)
+        return compiled(params, prompts, prompt_lengths, order, key, drawing, limits)
 
     return sample
 
@@ -147,12 +175,15 @@ def _sample(
     order: jax.Array,
     key: jax.Array,
     drawing: Drawing,
+    limit: jax.Array,
     *,
     group_size: int,
     new_tokens: int,
     eos_id: int,
     pad_id: int,
     segment: int,
+    stop: StopTable | None,
+    convention: Convention,
 ) -> Rollouts:
     groups = prompts.shape[0]
     prompt, last = model.prefill(params, prompts, prompt_lengths)
@@ -162,24 +193,28 @@ def _sample(
         weights=model.decode_weights(params, prompts.shape[1] + new_tokens),
         unembedding=model.unembedding(params),
         drawing=drawing,
+        limit=limit,
     )
     shape = (groups, group_size, new_tokens)
     rows = _Rows(
         step=jnp.int32(0),
+        written=jnp.zeros(shape[:2], jnp.int32),
+        finished=jnp.zeros(shape[:2], bool),
+        matched=jnp.zeros(shape[:2], jnp.int16),
         hidden=jnp.broadcast_to(last[:, None], (groups, group_size, last.shape[-1])),
-        ended=jnp.zeros(shape[:2], bool),
+        ended=limit <= 0,
         tokens=jnp.full(shape, pad_id, jnp.int32),
         logprobs=jnp.zeros(shape, jnp.float32),
         cache=model.empty_cache(groups, group_size, min(segment, new_tokens)),
     )
-    advance = partial(_advance, model, eos_id, pad_id)
+    advance = partial(_advance, model, eos_id, pad_id, stop, convention)
     sizes = _smaller_batches(groups * group_size) if new_tokens > segment else ()
     for start in range(0, new_tokens, segment):
         end = min(start + segment, new_tokens)
         rows = rows._replace(cache=model.grow_cache(rows.cache, end))
         rows = _write_until(advance, inputs, rows, last_step=end, sizes=sizes)
     rows = _finish(model, advance, inputs, rows, sizes)
-    return _compact(prompts, prompt_lengths, rows.tokens, rows.logprobs, rows.ended, eos_id, pad_id)
+    return _compact(prompts, prompt_lengths, rows, pad_id)
 
 
 def _smaller_batches(count: int) -> tuple[int, ...]:
@@ -188,7 +223,15 @@ def _smaller_batches(count: int) -> tuple[int, ...]:
     return tuple(half for half in halves if half >= _FEWEST_ROWS)
 
 
-def _advance(model: Model, eos_id: int, pad_id: int, inputs: _Inputs, rows: _Rows) -> _Rows:
+def _advance(
+    model: Model,
+    eos_id: int,
+    pad_id: int,
+    stop: StopTable | None,
+    convention: Convention,
+    inputs: _Inputs,
+    rows: _Rows,
+) -> _Rows:
     groups, group_size, width = rows.hidden.shape
     logits = jnp.einsum(
         "bd,dv->bv",
@@ -197,14 +240,27 @@ def _advance(model: Model, eos_id: int, pad_id: int, inputs: _Inputs, rows: _Row
         preferred_element_type=jnp.float32,
     )
     noise = jax.lax.dynamic_index_in_dim(inputs.uniforms, rows.step, axis=2, keepdims=False)
-    tokens, logprobs = draw(logits, noise.reshape(-1, 2), **inputs.drawing._asdict())
+    settings = jax.tree.map(lambda x: x.reshape(-1), inputs.drawing)
+    tokens, logprobs = draw(
+        logits, noise.reshape(-1, 2), **settings._asdict(), convention=convention
+    )
     tokens = jnp.where(rows.ended, pad_id, tokens.reshape(groups, group_size))
     logprobs = jnp.where(rows.ended, 0.0, logprobs.reshape(groups, group_size))
     cache, hidden = model.decode(inputs.weights, inputs.prompt, rows.cache, tokens, rows.step)
+    written = rows.written + ~rows.ended
+    stopped, matched = tokens == eos_id, rows.matched
+    if stop is not None:
+        matched = jnp.asarray(stop.next)[rows.matched, tokens]
+        matched = jnp.where(rows.ended, rows.matched, matched)
+        stopped |= matched == stop.stop
+    finished = rows.finished | (stopped & ~rows.ended)
     return _Rows(
         step=rows.step + 1,
+        written=written,
+        finished=finished,
+        matched=matched,
         hidden=hidden,
-        ended=rows.ended | (tokens == eos_id),
+        ended=rows.ended | finished | (written >= inputs.limit),
         tokens=_put(rows.tokens, tokens, rows.step),
         logprobs=_put(rows.logprobs, logprobs, rows.step),
         cache=cache,
@@ -241,9 +297,17 @@ def _finish(
 
     def write_rest(rows: _Rows) -> _Rows:
         prompt, cache = model.take_rows(inputs.prompt, rows.cache, left)
-        fewer_inputs = inputs._replace(prompt=prompt, uniforms=by_row(inputs.uniforms)[left])
+        fewer_inputs = inputs._replace(
+            prompt=prompt,
+            uniforms=by_row(inputs.uniforms)[left],
+            drawing=jax.tree.map(lambda x: by_row(x)[left], inputs.drawing),
+            limit=by_row(inputs.limit)[left],
+        )
         fewer = _Rows(
             step=rows.step,
+            written=by_row(rows.written)[left],
+            finished=by_row(rows.finished)[left],
+            matched=by_row(rows.matched)[left],
             hidden=by_row(rows.hidden)[left],
             ended=by_row(rows.ended)[left],
             tokens=by_row(rows.tokens)[left],
@@ -258,6 +322,8 @@ def _finish(
 
         return rows._replace(
             step=fewer.step,
+            written=back(rows.written, fewer.written),
+            finished=back(rows.finished, fewer.finished),
             ended=back(rows.ended, fewer.ended),
             tokens=back(rows.tokens, fewer.tokens),
             logprobs=back(rows.logprobs, fewer.logprobs),
@@ -281,17 +347,13 @@ def _uniforms(key: jax.Array, order: jax.Array, group_size: int, new_tokens: int
 def _compact(
     prompts: jax.Array,
     prompt_lengths: jax.Array,
-    completions: jax.Array,
-    logprobs: jax.Array,
-    finished: jax.Array,
-    eos_id: int,
+    rows: _Rows,
     pad_id: int,
 ) -> Rollouts:
     """Put each completion directly behind its prompt."""
+    completions, logprobs = rows.tokens, rows.logprobs
     new_tokens = completions.shape[2]
-    stops = completions == eos_id
-    written = jnp.where(finished, jnp.argmax(stops, axis=-1) + 1, new_tokens).astype(jnp.int32)
-    lengths = prompt_lengths[:, None] + written
+    lengths = prompt_lengths[:, None] + rows.written
 
     slots = jnp.arange(prompts.shape[1] + new_tokens)
     in_prompt = slots < prompt_lengths[:, None, None]
@@ -306,5 +368,5 @@ def _compact(
         behaviour_logprobs=jnp.where(loss_mask, jnp.take_along_axis(logprobs, source, axis=2), 0.0),
         prompt_lengths=prompt_lengths.astype(jnp.int32),
         lengths=lengths,
-        finished=finished,
+        finished=rows.finished,
     )

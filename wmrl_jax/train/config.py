@@ -149,8 +149,12 @@ class TrainConfig:
     group_size: Count = 8  # rollouts of a group, at least 2
     microbatches: Count = 1  # divides groups
     fused: bool = False  # true: sampling, scoring, queue and update as one compiled program
+    optimizer: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
     learning_rate: Positive = 1e-4
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"  # behind the warm-up
     warmup_steps: Natural = 3
+    beta1: Annotated[float, Bounds(0, 0.9999)] = 0.9
+    beta2: Annotated[float, Bounds(0, 0.9999)] = 0.999
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     logprob_chunk: Count = 64  # tokens of a row whose logits exist at one time

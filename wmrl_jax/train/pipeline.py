@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optax
 from rich.console import Console
 
 from wmrl_jax.errors import UserError, did_you_mean
 from wmrl_jax.sandbox.queue import SandboxQueue
 from wmrl_jax.train import evaluation_io, fused
 from wmrl_jax.train.checkpoint import Checkpoints
-from wmrl_jax.train.config import Config, TrainConfig
+from wmrl_jax.train.config import Config
 from wmrl_jax.train.data import task_iterator
 from wmrl_jax.train.evaluate import Evaluation, compare, summarise
 from wmrl_jax.train.execution import execute_completions, open_queue
@@ -26,6 +25,7 @@ from wmrl_jax.train.loop import Parts, resume
 from wmrl_jax.train.loop import train as training_loop
 from wmrl_jax.train.mesh import check_divisible
 from wmrl_jax.train.metrics import write_versions
+from wmrl_jax.train.optimizer import make_optimizer
 from wmrl_jax.train.programs import draw_programs
 from wmrl_jax.train.progress import Progress
 from wmrl_jax.train.records import RunLog
@@ -131,19 +131,6 @@ def evaluate(
     evaluation_io.write_csv(evaluation, run_folder / "eval.csv")
     console.print(evaluation_io.evaluation_table(evaluation))
     return evaluation
-
-
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """AdamW under global-norm clipping, its rate warmed up linearly and then constant."""
-    rate = optax.linear_schedule(
-        config.learning_rate / max(1, config.warmup_steps),
-        config.learning_rate,
-        max(0, config.warmup_steps - 1),
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adamw(rate, weight_decay=config.weight_decay),
-    )
 
 
 def _open_run(config: Config, console: Console) -> tuple[Path, Stages]:
