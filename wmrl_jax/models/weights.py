@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,18 @@ from safetensors.numpy import save_file
 from wmrl_jax.errors import UserError
 from wmrl_jax.models.families import Weight
 
-ReadFn = Callable[[str], np.ndarray]
-"""Name of a tensor -> the tensor."""
+
+class Tensor(NamedTuple):
+    """A tensor on disk.
+
+    Attributes:
+      shape: known without reading it.
+      read: reads it.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +44,14 @@ _SHOWN = 5  # names in an error
 
 
 @contextmanager
-def open_safetensors(folder: Path) -> Iterator[dict[str, ReadFn]]:
+def open_safetensors(folder: Path) -> Iterator[dict[str, Tensor]]:
     """The tensors of a model's folder by name, each read from disk when it is asked for.
 
     Raises:
       UserError: no safetensors, an index that names a missing file or tensor, or a broken file.
     """
     with ExitStack() as stack:
-        found: dict[str, ReadFn] = {}
+        found: dict[str, Tensor] = {}
         for path in _files(folder):
             try:
                 file = stack.enter_context(safe_open(path, framework="np"))
@@ -49,7 +59,9 @@ def open_safetensors(folder: Path) -> Iterator[dict[str, ReadFn]]:
                 raise UserError(
                     f"{path} is no whole safetensors file ({error}); fetch it again"
                 ) from error
-            found |= dict.fromkeys(file.keys(), file.get_tensor)
+            for name in file.keys():  # noqa: SIM118 - a file, not a dict
+                shape = tuple(file.get_slice(name).get_shape())
+                found[name] = Tensor(shape, partial(file.get_tensor, name))
         yield found
 
 
@@ -61,7 +73,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / _SINGLE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{index} is no index of safetensors files") from error
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
@@ -70,7 +82,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def load_weights(
-    tensors: Mapping[str, ReadFn],
+    tensors: Mapping[str, Tensor],
     weights: Sequence[Weight],
     like: Any,
     *,
@@ -96,10 +108,12 @@ def load_weights(
     leaves = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
     _check_names(tensors, weights, skipped, source)
     _check_filled(weights, leaves)
+    for weight in weights:
+        _check_shape(weight, tensors[weight.name].shape, leaves[weight.path], source)
     params: dict[tuple[str, ...], jax.Array] = {}
     for weight in weights:
         leaf = leaves[weight.path]
-        array = _ours(weight, tensors[weight.name](weight.name), leaf, source)
+        array = _ours(weight, tensors[weight.name].read(), leaf)
         if weight.layer is None:
             params[weight.path] = jax.device_put(
                 array.astype(leaf.dtype, copy=False), leaf.sharding
@@ -129,6 +143,7 @@ def save_weights(
       dtype: of the file, float32, bfloat16 or float16.
       max_shard_bytes: a file is closed before it passes this size.
     """
+    as_dtype = jnp.dtype(dtype)
     folder.mkdir(parents=True, exist_ok=True)
     leaves = {_keys(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
@@ -139,11 +154,11 @@ def save_weights(
             if weight.reshape is not None:
                 array = array.reshape(weight.reshape)
             array = array.T if weight.transpose else array
-            yield weight.name, np.ascontiguousarray(array.astype(jnp.dtype(dtype)))
+            yield weight.name, np.ascontiguousarray(array.astype(as_dtype))
 
-    for old in folder.glob("model*.safetensors*"):
-        old.unlink()
     shards = list(_write_shards(published(), folder, max_shard_bytes))
+    for old in folder.glob("model*.safetensors*"):  # only now that all is written
+        old.unlink()
     if len(shards) == 1:
         (folder / shards[0][0]).rename(folder / _SINGLE)
         return
@@ -209,18 +224,18 @@ def _check_filled(weights: Sequence[Weight], leaves: Mapping[tuple[str, ...], An
         raise ValueError(f"the table of weights names {list(filled)}, which are no parameters")
 
 
-def _ours(weight: Weight, tensor: np.ndarray, leaf: Any, source: str) -> np.ndarray:
-    array = tensor.T if weight.transpose else tensor
-    shape = leaf.shape if weight.layer is None else leaf.shape[1:]
-    if weight.reshape is not None and array.size == np.prod(shape):
-        array = array.reshape(shape)
-    if array.shape != tuple(shape):
-        expected = tuple(reversed(shape)) if weight.transpose else tuple(shape)
+def _check_shape(weight: Weight, shape: tuple[int, ...], leaf: Any, source: str) -> None:
+    wanted = tuple(leaf.shape if weight.layer is None else leaf.shape[1:])
+    expected = weight.reshape or (tuple(reversed(wanted)) if weight.transpose else wanted)
+    if shape != expected:
         raise UserError(
-            f"{weight.name} of {source} has the shape {tensor.shape}; by config.json it must be "
-            f"{expected}"
+            f"{weight.name} of {source} has the shape {shape}; by config.json it must be {expected}"
         )
-    return array
+
+
+def _ours(weight: Weight, tensor: np.ndarray, leaf: Any) -> np.ndarray:
+    shape = leaf.shape if weight.layer is None else leaf.shape[1:]
+    return tensor.T if weight.transpose else tensor.reshape(shape)
 
 
 def _listed(names: Sequence[str]) -> str:
