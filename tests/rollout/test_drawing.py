@@ -11,7 +11,7 @@ from wmrl_jax.rollout.drawing import draw, invert, truncate
 DRAWS = 20_000
 
 
-def reference(logits, *, temperature=1.0, top_k=0, top_p=1.0):
+def reference(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """Probabilities after truncation by sorting, for one row."""
     p = np.exp((logits - logits.max()) / temperature)
     p = p / p.sum()
@@ -21,6 +21,7 @@ def reference(logits, *, temperature=1.0, top_k=0, top_p=1.0):
         p = p / p.sum()
     reached = np.cumsum(p[order])
     p[order[1:][reached[:-1] >= top_p]] = 0.0
+    p[p < min_p * p.max()] = 0.0
     return p / p.sum()
 
 
@@ -42,6 +43,8 @@ def draws(logits, seed=0, **settings):
         {"top_k": 5},
         {"top_p": 0.6},
         {"top_k": 12, "top_p": 0.8, "temperature": 1.3},
+        {"min_p": 0.2},
+        {"top_p": 0.9, "min_p": 0.1, "temperature": 1.5},
     ],
 )
 def test_drawn_tokens_follow_the_exact_distribution(vocabulary, settings):
@@ -67,6 +70,34 @@ def test_log_probabilities_are_those_before_truncation():
 
     expected = jax.nn.log_softmax(logits / 0.7)[tokens]
     np.testing.assert_allclose(logprobs, expected, atol=1e-5)
+
+
+def test_log_probabilities_after_truncation_are_those_of_what_was_drawn_from():
+    logits = np.random.default_rng(3).normal(size=40)
+    settings = {"top_k": 9, "min_p": 0.1, "temperature": 1.2}
+    expected = reference(logits, **settings)
+    uniforms = jax.random.uniform(jax.random.key(0), (500, 2))
+    rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (500, 40))
+    tokens, logprobs = draw(rows, uniforms, **settings, top_p=1.0, convention="after")
+    np.testing.assert_allclose(np.exp(logprobs), expected[tokens], rtol=1e-4)
+
+
+def test_each_row_has_its_own_settings():
+    logits = jnp.asarray(np.random.default_rng(4).normal(size=(6, 30)), jnp.float32)
+    uniforms = jax.random.uniform(jax.random.key(0), (6, 2))
+    settings = {
+        "temperature": jnp.array([0.0, 1.0, 0.7, 1.0, 2.0, 0.0]),
+        "top_k": jnp.array([0, 3, 0, 0, 5, 2]),
+        "top_p": jnp.array([1.0, 1.0, 0.5, 1.0, 0.9, 1.0]),
+        "min_p": jnp.array([0.0, 0.0, 0.0, 0.3, 0.0, 0.9]),
+    }
+    together = draw(logits, uniforms, **settings)
+    for i in range(6):
+        own = {name: float(values[i]) for name, values in settings.items()}
+        own["top_k"] = int(own["top_k"])
+        alone = draw(logits[i : i + 1], uniforms[i : i + 1], **own)
+        assert int(together[0][i]) == int(alone[0][0])
+        assert float(together[1][i]) == pytest.approx(float(alone[1][0]), abs=1e-6)
 
 
 def test_temperature_zero_takes_the_most_probable_token_with_its_log_probability_at_one():
