@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from wmrl_jax.models.layers import rms_norm, rotate
+from wmrl_jax.models.lora import merge
 from wmrl_jax.models.transformer import Architecture, arch_angles, head_norm
 
 
@@ -72,7 +73,11 @@ class DecodeWeights(NamedTuple):
 
 
 def decode_weights(arch: Architecture, params: Any, positions: int) -> DecodeWeights:
-    """Lay the parameters of `Transformer` out for `decode` at positions 0..positions-1."""
+    """Lay the parameters of `Transformer` out for `decode` at positions 0..positions-1.
+
+    Adapters are multiplied out: a step reads few rows, and would read them as an extra weight.
+    """
+    params = merge(params)
 
     def layer(index: int) -> LayerWeights:
         w = {name: stacked[index] for name, stacked in params["layers"].items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,13 +89,40 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def project(x: jax.Array, weights: jax.Array) -> jax.Array:
+class LowRank(NamedTuple):
+    """A weight and what a low-rank adapter adds to it; stands where a weight [..., D, E] stands.
+
+    Attributes:
+      base: [..., D, E].
+      a: [..., D, r].
+      b: [..., r, E], scaled.
+    """
+
+    base: jax.Array
+    a: jax.Array
+    b: jax.Array
+
+    def astype(self, dtype: Any) -> LowRank:
+        """All three in another dtype."""
+        return LowRank(*(part.astype(dtype) for part in self))
+
+    def merged(self) -> jax.Array:
+        """The weight as one matrix, in the base's dtype."""
+        return (self.base + self.a @ self.b).astype(self.base.dtype)
+
+
+def project(x: jax.Array, weights: jax.Array | LowRank) -> jax.Array:
     """`x @ weights` over rows and positions at once, [..., D] -> [..., E].
 
     Flattened on purpose: from the product of three-dimensional arrays, XLA makes a weight gradient
     that first copies the whole cotangent transposed, which doubles the time of a backward pass.
     """
-    return (x.reshape(-1, x.shape[-1]) @ weights).reshape(*x.shape[:-1], -1)
+    flat = x.reshape(-1, x.shape[-1])
+    if isinstance(weights, LowRank):
+        product = flat @ weights.base + (flat @ weights.a) @ weights.b
+    else:
+        product = flat @ weights
+    return product.reshape(*x.shape[:-1], -1)
 
 
 def causal_attention(

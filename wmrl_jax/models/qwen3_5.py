@@ -30,6 +30,7 @@ from wmrl_jax.errors import UserError
 from wmrl_jax.models import qwen3_5_layers as mixers
 from wmrl_jax.models.decoding import take_rows
 from wmrl_jax.models.families import Family, Settings, Weight, rotary
+from wmrl_jax.models.lora import merge
 from wmrl_jax.models.model import Model
 from wmrl_jax.models.qwen3_5_layers import HybridArchitecture, LinearState
 from wmrl_jax.models.shared_prefix import group_stream, states_of_stream
@@ -342,6 +343,7 @@ def make_model(arch: HybridArchitecture) -> Model:
 
     def decode_weights(params: Any, positions: int) -> DecodeWeights:
         del positions  # the rotary angles are computed as they are needed
+        params = merge(params)
 
         def of_layer(index: int) -> dict[str, jax.Array]:
             place, repetition = place_of[index]
