@@ -210,12 +210,19 @@ def _add_bench_model(benches: argparse._SubParsersAction, name: str, text: str) 
     sizes = parser.add_argument_group("sizes")
     for field in dataclasses.fields(Workload):
         flag = f"--{field.name.replace('_', '-')}"
-        sizes.add_argument(flag, type=_count, default=field.default, help=f"({field.default})")
+        kind = _count if field.default else _natural
+        sizes.add_argument(flag, type=kind, default=field.default, help=f"({field.default})")
     parser.set_defaults(command=_bench_model, bench=name)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder, runs/quickstart say")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
 
 
 def _count(text: str) -> int:

@@ -130,7 +130,7 @@ def measure_sampler(work: Workload, dtype: str) -> list[dict[str, Any]]:
         model,
         group_size=work.num_generations,
         prompt_tokens=work.prompt_tokens,
-        new_tokens=work.new_tokens,
+        new_tokens=work.new_tokens + work.cache_slack,
         eos_id=-1,  # never drawn
         pad_id=0,
     )
@@ -139,7 +139,7 @@ def measure_sampler(work: Workload, dtype: str) -> list[dict[str, Any]]:
     lengths = np.full(work.num_prompts, work.prompt_tokens, np.int32)
 
     def call(number: int) -> None:
-        rollouts = sample(params, prompts, lengths, jax.random.key(number))
+        rollouts = sample(params, prompts, lengths, jax.random.key(number), limit=work.new_tokens)
         written = np.asarray(rollouts.lengths) - work.prompt_tokens
         np.asarray(rollouts.tokens)
         assert (written == work.new_tokens).all()
@@ -343,6 +343,7 @@ def _record(
         "batch": work.num_prompts * work.num_generations,
         "prompt_tokens": work.prompt_tokens,
         "new_tokens": work.new_tokens,
+        "knobs": {"cache_slack": work.cache_slack},
         "model": {
             name: getattr(work, name)
             for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ff", "vocab")

@@ -12,6 +12,7 @@ class Workload:
     Attributes:
       num_prompts: G.
       num_generations: N.
+      cache_slack: further tokens that the sampler's rows have room for and do not write.
     """
 
     layers: int = 8
@@ -25,6 +26,7 @@ class Workload:
     num_generations: int = 8
     prompt_tokens: int = 64
     new_tokens: int = 128
+    cache_slack: int = 0
     repeats: int = 5
 
     @property
