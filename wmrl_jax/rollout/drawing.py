@@ -14,12 +14,66 @@ most probable token is taken, and its log-probability is that at temperature 1, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from wmrl_jax.errors import UserError
+
 Convention = Literal["before", "after"]
+
+
+class Drawing(NamedTuple):
+    """How a row's tokens are drawn, each [G, N]; see `draw`."""
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+
+def by_row(name: str, setting: Any, dtype: Any, groups: int, group_size: int) -> jax.Array:
+    """A setting of the sampler as one value a row, [G, N].
+
+    Args:
+      name: for the error.
+      setting: a scalar, [G] or [G, N].
+      dtype: of the result.
+      groups: G.
+      group_size: N.
+
+    Raises:
+      UserError: another shape.
+    """
+    setting = jnp.asarray(setting, dtype)
+    if setting.shape not in ((), (groups,), (groups, group_size)):
+        raise UserError(
+            f"{name} has the shape {setting.shape}; give one value, one for each of {groups} "
+            f"groups, or one for each row, {(groups, group_size)}"
+        )
+    setting = setting[:, None] if setting.ndim == 1 else setting
+    return jnp.broadcast_to(setting, (groups, group_size))
+
+
+def row_noise(key: jax.Array, order: jax.Array, group_size: int, new_tokens: int) -> jax.Array:
+    """The uniform numbers of all steps, float32 [G, N, new_tokens, 2] in [0, 1).
+
+    Each row has a key of its own, folded from the call's, its group's number and its own.
+
+    Args:
+      key: of the call.
+      order: int32 [G], the groups' numbers.
+      group_size: N.
+      new_tokens: steps.
+    """
+
+    def of_row(group: jax.Array, row: jax.Array) -> jax.Array:
+        row_key = jax.random.fold_in(jax.random.fold_in(key, group), row)
+        return jax.random.uniform(row_key, (new_tokens, 2))
+
+    rows = jnp.arange(group_size)
+    return jax.vmap(jax.vmap(of_row, (None, 0)), (0, None))(order, rows)
 
 
 def draw(

@@ -18,7 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from wmrl_jax.errors import UserError
 from wmrl_jax.models.model import Model
-from wmrl_jax.rollout.drawing import Convention, draw
+from wmrl_jax.rollout.compact import compact_rollouts
+from wmrl_jax.rollout.drawing import Convention, Drawing, by_row, draw, row_noise
 from wmrl_jax.rollout.stopping import StopTable
 from wmrl_jax.types import Rollouts
 
@@ -27,15 +28,6 @@ SampleFn = Callable[..., Rollouts]
 temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, limit=new_tokens) -> Rollouts with T = P +
 new_tokens. Each setting is a scalar, or [G] or [G, N] for groups or rows that differ; `limit` is
 the most tokens that a row may write in this call."""
-
-
-class Drawing(NamedTuple):
-    """How a row's tokens are drawn, each [G, N]; see `drawing.draw`."""
-
-    temperature: jax.Array
-    top_k: jax.Array
-    top_p: jax.Array
-    min_p: jax.Array
 
 
 class _Rows(NamedTuple):
@@ -149,19 +141,15 @@ def make_sampler(
         if mesh is not None and groups % mesh.size:
             raise UserError(f"{groups} groups cannot be divided over {mesh.size} devices")
 
-        def by_row(setting: Any, dtype: Any) -> jax.Array:
-            setting = jnp.asarray(setting, dtype)
-            setting = setting[:, None] if setting.ndim == 1 else setting
-            return jnp.broadcast_to(setting, (groups, group_size))
-
+        shape = (groups, group_size)
         drawing = Drawing(
-            by_row(temperature, jnp.float32),
-            by_row(top_k, jnp.int32),
-            by_row(top_p, jnp.float32),
-            by_row(min_p, jnp.float32),
+            by_row("temperature", temperature, jnp.float32, *shape),
+            by_row("top_k", top_k, jnp.int32, *shape),
+            by_row("top_p", top_p, jnp.float32, *shape),
+            by_row("min_p", min_p, jnp.float32, *shape),
         )
         order = jnp.arange(groups, dtype=jnp.int32)
-        limits = jnp.minimum(by_row(limit, jnp.int32), new_tokens)
+        limits = jnp.minimum(by_row("limit", limit, jnp.int32, *shape), new_tokens)
         return compiled(params, prompts, prompt_lengths, order, key, drawing, limits)
 
     return sample
@@ -189,7 +177,7 @@ def _sample(
     prompt, last = model.prefill(params, prompts, prompt_lengths)
     inputs = _Inputs(
         prompt=prompt,
-        uniforms=_uniforms(key, order, group_size, new_tokens),
+        uniforms=row_noise(key, order, group_size, new_tokens),
         weights=model.decode_weights(params, prompts.shape[1] + new_tokens),
         unembedding=model.unembedding(params),
         drawing=drawing,
@@ -208,16 +196,24 @@ def _sample(
         cache=model.empty_cache(groups, group_size, min(segment, new_tokens)),
     )
     advance = partial(_advance, model, eos_id, pad_id, stop, convention)
-    sizes = _smaller_batches(groups * group_size) if new_tokens > segment else ()
+    sizes = smaller_batches(groups * group_size) if new_tokens > segment else ()
     for start in range(0, new_tokens, segment):
         end = min(start + segment, new_tokens)
         rows = rows._replace(cache=model.grow_cache(rows.cache, end))
         rows = _write_until(advance, inputs, rows, last_step=end, sizes=sizes)
     rows = _finish(model, advance, inputs, rows, sizes)
-    return _compact(prompts, prompt_lengths, rows, pad_id)
+    return compact_rollouts(
+        prompts,
+        prompt_lengths,
+        tokens=rows.tokens,
+        logprobs=rows.logprobs,
+        written=rows.written,
+        finished=rows.finished,
+        pad_id=pad_id,
+    )
 
 
-def _smaller_batches(count: int) -> tuple[int, ...]:
+def smaller_batches(count: int) -> tuple[int, ...]:
     """Sizes of the batches in which the last of `count` rows are finished."""
     halves = (count >> (halving + 1) for halving in range(_HALVINGS))
     return tuple(half for half in halves if half >= _FEWEST_ROWS)
@@ -292,33 +288,33 @@ def _finish(
     count, new_tokens = rows.ended.size, rows.tokens.shape[2]
     left = jnp.argsort(rows.ended.reshape(-1), stable=True)[: sizes[0]]
 
-    def by_row(x: jax.Array) -> jax.Array:
+    def one_by_one(x: jax.Array) -> jax.Array:
         return x.reshape(count, 1, *x.shape[2:])
 
     def write_rest(rows: _Rows) -> _Rows:
         prompt, cache = model.take_rows(inputs.prompt, rows.cache, left)
         fewer_inputs = inputs._replace(
             prompt=prompt,
-            uniforms=by_row(inputs.uniforms)[left],
-            drawing=jax.tree.map(lambda x: by_row(x)[left], inputs.drawing),
-            limit=by_row(inputs.limit)[left],
+            uniforms=one_by_one(inputs.uniforms)[left],
+            drawing=jax.tree.map(lambda x: one_by_one(x)[left], inputs.drawing),
+            limit=one_by_one(inputs.limit)[left],
         )
         fewer = _Rows(
             step=rows.step,
-            written=by_row(rows.written)[left],
-            finished=by_row(rows.finished)[left],
-            matched=by_row(rows.matched)[left],
-            hidden=by_row(rows.hidden)[left],
-            ended=by_row(rows.ended)[left],
-            tokens=by_row(rows.tokens)[left],
-            logprobs=by_row(rows.logprobs)[left],
+            written=one_by_one(rows.written)[left],
+            finished=one_by_one(rows.finished)[left],
+            matched=one_by_one(rows.matched)[left],
+            hidden=one_by_one(rows.hidden)[left],
+            ended=one_by_one(rows.ended)[left],
+            tokens=one_by_one(rows.tokens)[left],
+            logprobs=one_by_one(rows.logprobs)[left],
             cache=cache,
         )
         fewer = _write_until(advance, fewer_inputs, fewer, last_step=new_tokens, sizes=sizes[1:])
         fewer = _finish(model, advance, fewer_inputs, fewer, sizes[1:])
 
         def back(whole: jax.Array, part: jax.Array) -> jax.Array:
-            return by_row(whole).at[left].set(part).reshape(whole.shape)
+            return one_by_one(whole).at[left].set(part).reshape(whole.shape)
 
         return rows._replace(
             step=fewer.step,
@@ -331,42 +327,3 @@ def _finish(
 
     unfinished = (rows.step < new_tokens) & ~jnp.all(rows.ended)
     return jax.lax.cond(unfinished, write_rest, lambda rows: rows, rows)
-
-
-def _uniforms(key: jax.Array, order: jax.Array, group_size: int, new_tokens: int) -> jax.Array:
-    """The noise of all steps, float32 [G, N, new_tokens, 2] in [0, 1)."""
-
-    def of_row(group: jax.Array, row: jax.Array) -> jax.Array:
-        row_key = jax.random.fold_in(jax.random.fold_in(key, group), row)
-        return jax.random.uniform(row_key, (new_tokens, 2))
-
-    rows = jnp.arange(group_size)
-    return jax.vmap(jax.vmap(of_row, (None, 0)), (0, None))(order, rows)
-
-
-def _compact(
-    prompts: jax.Array,
-    prompt_lengths: jax.Array,
-    rows: _Rows,
-    pad_id: int,
-) -> Rollouts:
-    """Put each completion directly behind its prompt."""
-    completions, logprobs = rows.tokens, rows.logprobs
-    new_tokens = completions.shape[2]
-    lengths = prompt_lengths[:, None] + rows.written
-
-    slots = jnp.arange(prompts.shape[1] + new_tokens)
-    in_prompt = slots < prompt_lengths[:, None, None]
-    loss_mask = ~in_prompt & (slots < lengths[..., None])
-    source = jnp.clip(slots - prompt_lengths[:, None, None], 0, new_tokens - 1)
-    source = jnp.broadcast_to(source, loss_mask.shape)
-    padded = jnp.pad(prompts, ((0, 0), (0, new_tokens)))[:, None]
-    tokens = jnp.take_along_axis(completions, source, axis=2)
-    return Rollouts(
-        tokens=jnp.where(in_prompt, padded, jnp.where(loss_mask, tokens, pad_id)),
-        loss_mask=loss_mask,
-        behaviour_logprobs=jnp.where(loss_mask, jnp.take_along_axis(logprobs, source, axis=2), 0.0),
-        prompt_lengths=prompt_lengths.astype(jnp.int32),
-        lengths=lengths,
-        finished=rows.finished,
-    )
