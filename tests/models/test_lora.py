@@ -11,7 +11,7 @@ from wmrl_jax.models import qwen3_5
 from wmrl_jax.models.lora import attach, init_adapters, merge
 from wmrl_jax.models.model import build_model
 from wmrl_jax.models.qwen3_5_layers import HybridArchitecture
-from wmrl_jax.train.config import ModelConfig
+from wmrl_jax.train.config import LoraConfig, ModelConfig
 
 VOCABULARY = 31
 
@@ -38,7 +38,7 @@ def base(model):
 
 @pytest.fixture(scope="module")
 def adapters(base):
-    fresh = init_adapters(jax.random.key(1), base, rank=3)
+    fresh = init_adapters(jax.random.key(1), base, rank=3, targets=LoraConfig().targets)
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), fresh)
 
@@ -56,7 +56,7 @@ TOKENS = np.random.default_rng(2).integers(0, VOCABULARY, (2, 10)).astype(np.int
 
 
 def test_fresh_adapters_change_nothing(base, logits):
-    fresh = init_adapters(jax.random.key(1), base, rank=3)
+    fresh = init_adapters(jax.random.key(1), base, rank=3, targets=LoraConfig().targets)
     got = logits(attach(base, fresh, scale=2.0), TOKENS)
     np.testing.assert_allclose(got, logits(base, TOKENS), atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_training_the_adapters_brings_the_loss_down_and_the_base_has_no_gradient
         logp = jax.nn.log_softmax(logits(attach(base, adapters, scale=2.0), TOKENS)[:, :-1])
         return -jnp.mean(jnp.take_along_axis(logp, TOKENS[:, 1:, None], axis=-1))
 
-    adapters = init_adapters(jax.random.key(1), base, rank=3)
+    adapters = init_adapters(jax.random.key(1), base, rank=3, targets=LoraConfig().targets)
     of_base = jax.jit(jax.grad(loss))(base, adapters)
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(of_base))
     optimizer = optax.adam(0.02)
@@ -136,4 +136,4 @@ def test_targets_that_match_nothing_and_a_rank_that_does_not_fit_are_refused(bas
     with pytest.raises(UserError, match="no weight's path matches"):
         init_adapters(jax.random.key(0), base, rank=2, targets="layers/nothing")
     with pytest.raises(UserError, match="rank of 99 does not fit layers/"):
-        init_adapters(jax.random.key(0), base, rank=99)
+        init_adapters(jax.random.key(0), base, rank=99, targets=LoraConfig().targets)

@@ -12,9 +12,11 @@ import pytest
 from wmrl_jax.errors import UserError
 from wmrl_jax.method import debias, denoise
 from wmrl_jax.method.advantages import group_advantages
+from wmrl_jax.models.lora import merge
 from wmrl_jax.models.model import build_model
 from wmrl_jax.train.config import Config, CorrectionsConfig, ModelConfig, TrainConfig
 from wmrl_jax.train.mesh import make_mesh, put_by_group
+from wmrl_jax.train.policy import make_policy
 from wmrl_jax.train.step import init_state, make_reference, make_train_step
 from wmrl_jax.types import Rollouts, ScoredBatch
 
@@ -211,3 +213,32 @@ def test_groups_that_cannot_be_divided_are_refused_in_one_sentence(model, params
     config = make_config(train={"groups": 6})
     with pytest.raises(UserError, match=r"train\.groups is 6.*multiple of 8"):
         make_train_step(model, optax.sgd(1.0), config, make_mesh(jax.devices()[:8]))
+
+
+def test_with_adapters_the_step_is_the_chain_rule_on_the_whole_weights_gradient(model, params):
+    config = make_config(lora={"rank": 3, "alpha": 6.0, "targets": "layers/(q|up)"})
+    start = make_policy(config.lora, params, jax.random.key(3))
+    rng = np.random.default_rng(0)
+    trained = jax.tree.map(
+        lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), start.initial
+    )
+    whole = merge(start.full(trained))
+    batch = make_batch(model, whole)
+    plain, metrics = run(model, whole, config, batch)
+
+    mesh = make_mesh(jax.devices()[:1])
+    optimizer = optax.sgd(1.0)
+    state = init_state(trained, optimizer, config, jax.random.key(1), mesh)
+    step = make_train_step(model, optimizer, config, mesh, start)
+    new, ours = step(state, put_by_group(mesh, batch))
+
+    assert set(new.params) == {"layers/q", "layers/up"}
+    for name, adapter in trained.items():
+        leaf = name.split("/")[1]
+        gradient = whole["layers"][leaf] - plain.params["layers"][leaf]
+        expected_a = adapter.a - 2.0 * gradient @ jnp.swapaxes(adapter.b, 1, 2)
+        expected_b = adapter.b - 2.0 * jnp.swapaxes(adapter.a, 1, 2) @ gradient
+        np.testing.assert_allclose(new.params[name].a, expected_a, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(new.params[name].b, expected_b, rtol=1e-3, atol=1e-6)
+    assert float(ours.loss) == pytest.approx(float(metrics.loss), abs=1e-6)
+    assert_trees_close(start.base, params)  # neither changed nor given up

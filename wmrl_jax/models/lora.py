@@ -4,7 +4,7 @@
 base is shared, so policy, reference and world model are one copy of it and adapters of their own.
 Products are computed as `x W + (x A) B`, no merged weight is made and no gradient of the base::
 
-    adapters = init_adapters(key, base, rank=8)
+    adapters = init_adapters(key, base, rank=8, targets="layers/(q|v)")
     logits = model.hidden(attach(base, adapters, scale=2.0), tokens) @ ...
     grads = jax.grad(lambda adapters: loss(attach(base, adapters, scale=2.0)))(adapters)
 """
@@ -21,9 +21,6 @@ import jax.numpy as jnp
 from wmrl_jax.errors import UserError
 from wmrl_jax.models.layers import LowRank
 
-TARGETS = r"layers/(.*/)?(q|k|v|o|gate|up|down|qkv|z|out)"
-"""Every projection of attention, linear attention and feed-forward."""
-
 
 class Adapter(NamedTuple):
     """One weight's adapter.
@@ -37,7 +34,7 @@ class Adapter(NamedTuple):
     b: jax.Array
 
 
-def init_adapters(key: jax.Array, params: Any, *, rank: int, targets: str = TARGETS) -> Any:
+def init_adapters(key: jax.Array, params: Any, *, rank: int, targets: str) -> Any:
     """Adapters of the matrices whose path matches, as a dict by path, "layers/q" for instance.
 
     At first they change nothing: A is normal with variance 1 / in, B is zero.
@@ -46,7 +43,8 @@ def init_adapters(key: jax.Array, params: Any, *, rank: int, targets: str = TARG
       key: decides A.
       params: the base, or its shapes; leaves [..., in, out].
       rank: r.
-      targets: regular expression that the whole path must match.
+      targets: regular expression that the whole path must match; `LoraConfig` has one for every
+        projection of attention, linear attention and feed-forward.
 
     Raises:
       UserError: no matrix matches, or a rank that is not below a matrix's sizes.

@@ -63,6 +63,15 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters in place of the policy's weights, in the updates behind the warm start."""
+
+    rank: Natural = 0  # 0: all weights are trained
+    alpha: Positive = 16.0  # what the adapters add is multiplied by alpha / rank
+    targets: str = r"layers/(.*/)?(q|k|v|o|gate|up|down|qkv|z|out)"  # paths, a regular expression
+
+
+@dataclass(frozen=True)
 class WarmStartConfig:
     """Corpus and supervised warm start of the agent."""
 
@@ -195,6 +204,7 @@ class Config:
     seed: Natural = 0
     tasks: TasksConfig = field(default_factory=TasksConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     world_model: WorldModelConfig = field(default_factory=WorldModelConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

@@ -93,6 +93,11 @@ def _model_fault(config: Config) -> str | None:
 
 def _group_fault(config: Config) -> str | None:
     train = config.train
+    if train.fused and config.lora.rank:
+        return (
+            f"lora.rank is {config.lora.rank} and train.fused is on; the fused step trains all "
+            "weights only: take one of the two out"
+        )
     if train.group_size == 1:
         return (
             "train.group_size is 1, and a group of one rollout has no group-relative signal: "

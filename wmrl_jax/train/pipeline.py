@@ -26,6 +26,7 @@ from wmrl_jax.train.loop import train as training_loop
 from wmrl_jax.train.mesh import check_divisible
 from wmrl_jax.train.metrics import write_versions
 from wmrl_jax.train.optimizer import make_optimizer
+from wmrl_jax.train.policy import Policy, make_policy
 from wmrl_jax.train.programs import draw_programs
 from wmrl_jax.train.progress import Progress
 from wmrl_jax.train.records import RunLog
@@ -53,7 +54,8 @@ def run(config: Config, console: Console | None = None) -> Path:
     start = stages.all()
     before = _evaluate_once(config, start, start.agent, folder / "eval_before.json", console)
     state = _train(config, start, folder, console)
-    after = _evaluate_once(config, start, state.params, folder / "eval_after.json", console)
+    trained = _policy(config, start).full(state.params)
+    after = _evaluate_once(config, start, trained, folder / "eval_after.json", console)
     if start.world_model is not None:
         write_whole(folder / FIDELITY, (start.folder / FIDELITY).read_text(encoding="utf-8"))
     console.print(evaluation_io.evaluation_table(after, title="The trained agent, executed"))
@@ -126,7 +128,8 @@ def evaluate(
             )
     start = WarmStart(stages.folder, stages.setting(), stages.agent(), None, {})
     state = _restore(config, start, run_folder)
-    evaluation = _evaluate(config, start.setting, state.params, run_folder, tasks, console)
+    trained = _policy(config, start).full(state.params)
+    evaluation = _evaluate(config, start.setting, trained, run_folder, tasks, console)
     evaluation_io.write_json(evaluation, run_folder / "eval.json")
     evaluation_io.write_csv(evaluation, run_folder / "eval.csv")
     console.print(evaluation_io.evaluation_table(evaluation))
@@ -149,7 +152,8 @@ def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> 
     setting = start.setting
     check_divisible(config.train.groups, config.train.microbatches, setting.mesh)
     optimizer = make_optimizer(config.train)
-    state = init_state(start.agent, optimizer, config, setting.key("training"), setting.mesh)
+    policy = _policy(config, start)
+    state = init_state(policy.initial, optimizer, config, setting.key("training"), setting.mesh)
     names = setting.tasks.train
     prompts, lengths = setting.prompt_arrays(names)
     ledger = Ledger()
@@ -165,7 +169,7 @@ def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> 
         run_log = RunLog(folder, ledger, queue, progress, compiles)
         stack.callback(run_log.close)
         data = task_iterator(len(names), config.train.groups, config.seed)
-        train_step = make_train_step(setting.model, optimizer, config, setting.mesh)
+        train_step = make_train_step(setting.model, optimizer, config, setting.mesh, policy)
         reference = make_reference(setting.model, config, setting.mesh)
         score = _score_fn(config, start)
         if config.train.fused:
@@ -175,7 +179,7 @@ def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> 
                 config,
                 setting.mesh,
                 host,
-                sample=_sample_fn(config, setting),
+                sample=_sample_fn(config, setting, policy),
                 score=score,
                 reference=reference,
                 train_step=train_step,
@@ -190,7 +194,7 @@ def _train(config: Config, start: WarmStart, folder: Path, console: Console) -> 
             prompts=prompts,
             prompt_lengths=lengths,
             tokenizer=setting.tokenizer,
-            sample=_sample_fn(config, setting),
+            sample=_sample_fn(config, setting, policy),
             score=score and partial(score, start.world_model),
             reference=reference and partial(reference, start.agent),
             train_step=train_step,
@@ -204,7 +208,11 @@ def _restore(config: Config, start: WarmStart, folder: Path) -> TrainState:
     """The newest readable state of a run."""
     setting = start.setting
     like = init_state(
-        start.agent, make_optimizer(config.train), config, setting.key("training"), setting.mesh
+        _policy(config, start).initial,
+        make_optimizer(config.train),
+        config,
+        setting.key("training"),
+        setting.mesh,
     )
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep)
     state = checkpoints.restore_state(like)
@@ -214,14 +222,18 @@ def _restore(config: Config, start: WarmStart, folder: Path) -> TrainState:
     return state
 
 
-def _sample_fn(config: Config, setting: Setting) -> Any:
+def _policy(config: Config, start: WarmStart) -> Policy:
+    return make_policy(config.lora, start.agent, start.setting.key("adapters"))
+
+
+def _sample_fn(config: Config, setting: Setting, policy: Policy) -> Any:
     drawing = dict(
         temperature=config.sampler.temperature,
         top_k=config.sampler.top_k,
         top_p=config.sampler.top_p,
     )
     return lambda params, prompts, lengths, key: setting.sampler(
-        params, prompts, lengths, key, **drawing
+        policy.full(params), prompts, lengths, key, **drawing
     )
 
 

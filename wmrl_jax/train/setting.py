@@ -131,4 +131,4 @@ class Setting:
         return jax.random.fold_in(jax.random.key(self.config.seed), _ROLES.index(role))
 
 
-_ROLES = ("warm_start", "world_model", "training", "evaluation", "cases")
+_ROLES = ("warm_start", "world_model", "training", "evaluation", "cases", "adapters")

@@ -18,6 +18,7 @@ from wmrl_jax.rollout.compact import join_rows, prompt_lengths_of, split_rows
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.corrections import Corrected, correct, init_corrections
 from wmrl_jax.train.mesh import by_group, check_divisible, replicated
+from wmrl_jax.train.policy import Policy
 from wmrl_jax.types import Rollouts, ScoredBatch, TrainState
 
 TrainStepFn = Callable[[TrainState, ScoredBatch], tuple[TrainState, "Metrics"]]
@@ -128,7 +129,11 @@ def init_state(
 
 
 def make_train_step(
-    model: Model, optimizer: optax.GradientTransformation, config: Config, mesh: Mesh
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    config: Config,
+    mesh: Mesh,
+    policy: Policy | None = None,
 ) -> TrainStepFn:
     """Compiles the update: corrections, loss, gradient, optimizer, in one program.
 
@@ -142,6 +147,7 @@ def make_train_step(
       optimizer: an optax optimizer.
       config: its sections reward, corrections, loss, sampler, model and train are read.
       mesh: the devices; `train.groups` must be a multiple of microbatches times devices.
+      policy: whose base the state's parameters are adapters of; None: they are all there is.
 
     Returns:
       `(TrainState, ScoredBatch) -> (TrainState, Metrics)`, compiled at its first call.
@@ -151,7 +157,10 @@ def make_train_step(
     """
     check_divisible(config.train.groups, config.train.microbatches, mesh)
 
-    def step(state: TrainState, batch: ScoredBatch) -> tuple[TrainState, Metrics]:
+    base, scale = (None, 1.0) if policy is None else (policy.base, policy.scale)
+
+    def step(state: TrainState, base: Any, batch: ScoredBatch) -> tuple[TrainState, Metrics]:
+        full = Policy(state.params, base, scale).full
         corrected = correct(
             state.debias,
             state.denoise,
@@ -161,7 +170,7 @@ def make_train_step(
             _group_sizes(batch.loss_mask, config),
             config,
         )
-        grads, sums, count = _gradient(model, config, state.params, batch, corrected, mesh)
+        grads, sums, count = _gradient(model, config, full, state.params, batch, corrected, mesh)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new_state = TrainState(
             params=optax.apply_updates(state.params, updates),
@@ -174,9 +183,14 @@ def make_train_step(
         return new_state, _metrics(batch, corrected, sums, count, optax.tree.norm(grads))
 
     whole = replicated(mesh)
-    return jax.jit(
-        step, in_shardings=(whole, by_group(mesh)), out_shardings=(whole, whole), donate_argnums=0
+    compiled = jax.jit(
+        step,
+        in_shardings=(whole, whole, by_group(mesh)),
+        out_shardings=(whole, whole),
+        donate_argnums=0,
     )
+    # The base is an argument of the program: closed over, it would be a constant in it.
+    return lambda state, batch: compiled(state, base, batch)
 
 
 def make_reference(
@@ -209,6 +223,7 @@ def make_reference(
 def _gradient(
     model: Model,
     config: Config,
+    full: Callable[[Any], Any],
     params: Any,
     batch: ScoredBatch,
     corrected: Corrected,
@@ -231,7 +246,7 @@ def _gradient(
 
     def loss(params: Any, part: _Rows) -> tuple[jax.Array, _Sums]:
         logprobs, entropy = _logprobs(
-            model, config, params, part.prompts, part.prompt_lengths, part.completions
+            model, config, full(params), part.prompts, part.prompt_lengths, part.completions
         )
         got = policy_loss(
             logprobs,
