@@ -11,6 +11,7 @@ import importlib.util
 import io
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -104,7 +105,9 @@ def bench_method(folder: Path, *, quick: bool = False) -> list[Timing]:
     groups = (8,) if quick else (8, 64, 512, 4096)
     console = Console(stderr=True)
     if not _with_torch():
-        console.print("Without torch and torchisotonic, scikit-learn is the only peer.")
+        console.print(
+            "Without torch, torchisotonic and a C++ compiler, scikit-learn is the only peer."
+        )
     config = bench_config(quick)
     timings: list[Timing] = []
     total = len(sizes) * len(INPUTS) + len(groups) + 1
@@ -177,7 +180,9 @@ _fit = jax.jit(isotonic_regression)
 
 
 def _with_torch() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("torch", "torchisotonic"))
+    """Whether torchisotonic can run: it compiles itself at its first call."""
+    packages = all(importlib.util.find_spec(name) for name in ("torch", "torchisotonic"))
+    return packages and shutil.which("c++") is not None
 
 
 def _torch_fit(y: np.ndarray, weights: np.ndarray | None) -> Callable[[], Any]:
