@@ -134,7 +134,7 @@ def test_the_pure_core_knows_no_model_no_files_and_no_clock() -> None:
 def test_every_import_of_a_third_party_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["suite"], *extras["bench"]]
+    declared = [*project["dependencies"], *extras["suite"], *extras["bench"], *extras["gguf"]]
     names = {d.split(">")[0].split("[")[0].lower().replace("-", "_") for d in declared}
     import_names = {"scikit_learn": "sklearn", "orbax_checkpoint": "orbax", "pyyaml": "yaml"}
     known = {import_names.get(name, name) for name in names} | {"wmrl_jax", "__future__"}
