@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wmrl_jax.models.delta_rule import delta_rule, delta_step
 
@@ -44,6 +46,36 @@ def test_chunks_give_what_the_formula_gives(time, chunk):
     expected, after = by_the_formula(*inputs)
     np.testing.assert_allclose(outputs, expected, atol=2e-5)
     np.testing.assert_allclose(state, after, atol=2e-5)
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_shape_chunk_and_starts_give_what_the_formula_gives(data):
+    """Few shapes, for each one compiles; decays from none to so much that all is forgotten."""
+    batch, heads, key_dim, value_dim, time = data.draw(
+        st.sampled_from([(1, 1, 2, 3, 7), (2, 3, 4, 2, 17), (3, 2, 1, 1, 12)])
+    )
+    chunk = data.draw(st.sampled_from([1, 3, 5, 16, 64]))
+    seed = data.draw(st.integers(0, 2**16))
+    sizes = dict(batch=batch, time=time, heads=heads, key_dim=key_dim, value_dim=value_dim)
+    q, k, v, g, b, state = some_inputs(**sizes, seed=seed)
+    rng = np.random.default_rng(seed)
+    g *= rng.choice(np.array([0, 0.1, 1, 40], np.float32), g.shape)
+    b *= rng.choice(np.array([0, 1], np.float32), b.shape, p=[0.2, 0.8])
+    starts = rng.random((batch, time)) < data.draw(st.sampled_from([0.0, 0.2, 1.0]))
+    outputs, after = delta_rule(q, k, v, g, b, state, starts=starts, chunk=chunk)
+    expected, expected_after = by_the_formula(q, k, v, g, b, state, starts)
+    np.testing.assert_allclose(outputs, expected, atol=3e-4)
+    np.testing.assert_allclose(after, expected_after, atol=3e-4)
+
+
+def test_texts_of_thousands_of_tokens_give_what_the_formula_gives():
+    inputs = some_inputs(batch=1, time=2000, heads=1, seed=3)
+    inputs[3] *= 0.02
+    outputs, state = delta_rule(*inputs)
+    expected, after = by_the_formula(*inputs)
+    np.testing.assert_allclose(outputs, expected, atol=1e-4)
+    np.testing.assert_allclose(state, after, atol=1e-4)
 
 
 def test_where_a_text_starts_the_state_is_zero():

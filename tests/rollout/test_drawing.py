@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from wmrl_jax.rollout.drawing import draw, invert, truncate
+from wmrl_jax.errors import UserError
+from wmrl_jax.rollout.drawing import by_row, draw, invert, truncate
 
 DRAWS = 20_000
 
@@ -53,11 +54,16 @@ def test_drawn_tokens_follow_the_exact_distribution(vocabulary, settings):
 
     tokens, _ = draws(jnp.asarray(logits, jnp.float32), **settings)
 
-    counts = np.bincount(tokens, minlength=vocabulary)
+    assert_follows(tokens, expected)
+
+
+def assert_follows(tokens, expected):
+    """Nothing excluded was drawn, and a chi-square test does not tell the draws from `expected`."""
+    counts = np.bincount(tokens, minlength=len(expected))
     assert counts[expected == 0].sum() == 0
-    likely = expected * DRAWS >= 5
+    likely = expected * len(tokens) >= 5
     observed = np.append(counts[likely], counts[~likely].sum())
-    wanted = np.append(expected[likely], expected[~likely].sum()) * DRAWS
+    wanted = np.append(expected[likely], expected[~likely].sum()) * len(tokens)
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
     if len(wanted) > 1:
         assert stats.chisquare(observed, wanted).pvalue > 1e-4
@@ -98,6 +104,39 @@ def test_each_row_has_its_own_settings():
         alone = draw(logits[i : i + 1], uniforms[i : i + 1], **own)
         assert int(together[0][i]) == int(alone[0][0])
         assert float(together[1][i]) == pytest.approx(float(alone[1][0]), abs=1e-6)
+
+
+def test_rows_with_settings_of_their_own_follow_their_own_distributions():
+    each = [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 4},
+        {"top_p": 0.7},
+        {"min_p": 0.15, "temperature": 1.4},
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.02},
+    ]
+    default = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    kinds, count = np.arange(DRAWS) % len(each), 25
+    logits = 1.5 * np.random.default_rng(8).normal(size=count)
+    settings = {
+        name: jnp.asarray([{**default, **own}[name] for own in each])[kinds] for name in default
+    }
+
+    tokens, _ = draws(jnp.asarray(logits, jnp.float32), seed=1, **settings)
+
+    for kind, own in enumerate(each):
+        assert_follows(np.asarray(tokens)[kinds == kind], reference(logits, **own))
+
+
+def test_a_setting_is_one_value_or_one_a_group_or_one_a_row():
+    def broadcast(setting):
+        return np.asarray(by_row("top_p", setting, jnp.float32, 2, 3))
+
+    np.testing.assert_array_equal(broadcast(0.5), np.full((2, 3), 0.5))
+    np.testing.assert_array_equal(broadcast([0.0, 1.0]), [[0, 0, 0], [1, 1, 1]])
+    np.testing.assert_array_equal(broadcast([[0, 1, 2], [3, 4, 5]]), [[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(UserError, match=r"top_p has the shape \(3,\)"):
+        broadcast([0.1, 0.2, 0.3])
 
 
 def test_temperature_zero_takes_the_most_probable_token_with_its_log_probability_at_one():

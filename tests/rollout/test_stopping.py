@@ -49,8 +49,14 @@ def test_no_string_an_empty_one_and_too_long_ones_are_refused(monkeypatch):
         with pytest.raises(UserError, match="at least one character"):
             stop_table(PIECES, stops)
     monkeypatch.setattr(stopping, "MOST_CELLS", 50)
-    with pytest.raises(UserError, match="more than 50 cells"):
+    with pytest.raises(UserError, match="or 50 cells"):
         stop_table(PIECES, ["aaaaaaaa"])
+
+
+def test_more_states_than_an_int16_tells_apart_are_refused():
+    assert len(stop_table(PIECES, ["a" * (2**15 - 2)]).next) == 2**15
+    with pytest.raises(UserError, match="32769 states for 10 tokens"):
+        stop_table(PIECES, ["a" * (2**15 - 1)])
 
 
 def test_bytes_of_tokens_are_those_of_their_text():

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +30,18 @@ from wmrl_jax.errors import UserError
 from wmrl_jax.models import qwen3_5_layers as mixers
 from wmrl_jax.models.decoding import take_rows
 from wmrl_jax.models.families import Family, Settings, Weight, rotary
-from wmrl_jax.models.lora import merge
 from wmrl_jax.models.model import Model
-from wmrl_jax.models.qwen3_5_layers import HybridArchitecture, LinearState
+from wmrl_jax.models.qwen3_5_decoding import (
+    decode,
+    decode_weights,
+    empty_cache,
+    grow_cache,
+    prompt_cache,
+)
+from wmrl_jax.models.qwen3_5_layers import FULL, LINEAR, HybridArchitecture
 from wmrl_jax.models.shared_prefix import group_stream, states_of_stream
 from wmrl_jax.models.transformer import REMAT
 
-LINEAR, FULL = "linear_attention", "full_attention"
 MixFn = Callable[[str, dict[str, jax.Array], jax.Array], tuple[jax.Array, Any]]
 """(layer type, its weights, normalised stream) -> (what is added to the stream, anything)."""
 
@@ -51,11 +56,14 @@ def architecture(config: Mapping[str, Any], dtype: str, remat: str) -> HybridArc
     settings.only("hidden_act", "silu")
     settings.only("attention_bias", False)
     settings.only("attn_output_gate", True)
+    settings.only("output_gate_type", "swish")  # of linear attention
     settings.only("quantization_config", None)
-    for name in ("num_experts", "mlp_only_layers"):
-        settings.only(name, None, 0, [])
+    settings.only("num_experts", None, 0)
+    settings.only("mlp_only_layers", None, [])
     layers = settings.get("num_hidden_layers")
     interval = settings.get("full_attention_interval", 4)
+    if interval < 1:
+        raise UserError(f"config.json says full_attention_interval: {interval}; it must be above 0")
     default = [FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers)]
     types = tuple(config.get("layer_types") or default)
     if len(types) != layers or not set(types) <= {LINEAR, FULL}:
@@ -89,7 +97,40 @@ def architecture(config: Mapping[str, Any], dtype: str, remat: str) -> HybridArc
         remat=remat,
     )
     settings.finish()
+    _check(arch)
     return arch
+
+
+def _check(arch: HybridArchitecture) -> None:
+    """Sizes that do not fit together, by the names of config.json."""
+    positive = {
+        "num_hidden_layers": arch.layers,
+        "num_key_value_heads": arch.kv_heads,
+        "linear_num_key_heads": arch.linear_key_heads,
+        "linear_conv_kernel_dim": arch.conv_width,
+    }
+    for name, size in positive.items():
+        if size < 1:
+            raise UserError(f"config.json says {name}: {size}; it must be at least 1")
+    multiples = {
+        ("num_attention_heads", "num_key_value_heads"): (arch.heads, arch.kv_heads),
+        ("linear_num_value_heads", "linear_num_key_heads"): (
+            arch.linear_value_heads,
+            arch.linear_key_heads,
+        ),
+    }
+    for (many, few), (count, divisor) in multiples.items():
+        if count < 1 or count % divisor:
+            raise UserError(
+                f"config.json says {many}: {count}; it must be a multiple of {few} ({divisor})"
+            )
+    if arch.rotary_dim < 2 or arch.rotary_dim % 2 or arch.rotary_dim > arch.head_dim:
+        raise UserError(
+            f"config.json rotates {arch.rotary_dim} dimensions of a head of {arch.head_dim} "
+            "(partial_rotary_factor); it must be an even number of them"
+        )
+    if arch.remat not in REMAT:
+        raise UserError(f"remat must be one of {', '.join(REMAT)}, not {arch.remat!r}")
 
 
 INERT = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype"})
@@ -123,7 +164,7 @@ def weights(arch: HybridArchitecture, prefix: str = "model.") -> list[Weight]:
     """Where each published tensor of the text model goes."""
     found = [Weight(("embed",), None, f"{prefix}embed_tokens.weight", False)]
     for index, kind in enumerate(arch.layer_types):
-        place, repetition = str(index % arch.period), index // arch.period
+        place, repetition = arch.place(index)
         at = f"{prefix}layers.{index}."
         for ours, theirs in _MATRICES[kind].items():
             path = ("layers", place, ours)
@@ -131,8 +172,7 @@ def weights(arch: HybridArchitecture, prefix: str = "model.") -> list[Weight]:
         for ours, theirs in _VECTORS[kind].items():
             found.append(Weight(("layers", place, ours), repetition, f"{at}{theirs}", False))
         if kind == LINEAR:
-            channels = 2 * arch.key_width + arch.value_width
-            shape = (channels, 1, arch.conv_width)
+            shape = (arch.conv_channels, 1, arch.conv_width)
             name = f"{at}linear_attn.conv1d.weight"
             found.append(Weight(("layers", place, "conv"), repetition, name, False, shape))
     found.append(Weight(("final_norm",), None, f"{prefix}norm.weight", False))
@@ -176,13 +216,12 @@ class _Layers(nn.Module):
                 "k_norm": (zeros, (a.head_dim,)),
             }
         else:
-            channels = 2 * a.key_width + a.value_width
             taps = nn.initializers.variance_scaling(
                 1.0, "fan_in", "uniform", in_axis=-1, out_axis=-2, batch_axis=0
             )
             shapes |= {
-                "qkv": (fan_in, (a.width, channels)),
-                "conv": (taps, (channels, a.conv_width)),
+                "qkv": (fan_in, (a.width, a.conv_channels)),
+                "conv": (taps, (a.conv_channels, a.conv_width)),
                 "z": (fan_in, (a.width, a.value_width)),
                 "a": (fan_in, (a.width, a.linear_value_heads)),
                 "b": (fan_in, (a.width, a.linear_value_heads)),
@@ -287,28 +326,12 @@ def completion_states(
     return states_of_stream(x, prompt_lengths, prompt_tokens, rows)
 
 
-class PromptCache(NamedTuple):
-    """What a group's rows share: for each layer `LinearState` or (keys, values) [G, K, P, dh]."""
-
-    layers: tuple[Any, ...]
-    lengths: jax.Array  # int32 [G]
-
-
-class DecodeWeights(NamedTuple):
-    """The parameters for decoding, one dict a layer in the compute dtype."""
-
-    embed: jax.Array
-    layers: tuple[dict[str, jax.Array], ...]
-    final_norm: jax.Array
-
-
 def make_model(arch: HybridArchitecture) -> Model:
     """The model of a hybrid architecture; see `Model` for its functions.
 
     A row's cache of a linear layer is its state; at step 0 it is that of the prompt.
     """
     module = Qwen35(arch)
-    place_of = [(str(i % arch.period), i // arch.period) for i in range(arch.layers)]
 
     def init(key: jax.Array) -> Any:
         return module.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
@@ -331,90 +354,7 @@ def make_model(arch: HybridArchitecture) -> Model:
         out: Any = module.apply({"params": params}, tokens, lengths=lengths)
         states, caches = out
         last = jnp.take_along_axis(states, lengths[:, None, None] - 1, axis=1)[:, 0]
-
-        def of_layer(index: int) -> Any:
-            place, repetition = place_of[index]
-            cache = jax.tree.map(lambda x: x[repetition], caches[place])
-            if arch.layer_types[index] == LINEAR:
-                return cache
-            return tuple(x.swapaxes(1, 2) for x in cache)
-
-        return PromptCache(tuple(of_layer(i) for i in range(arch.layers)), lengths), last
-
-    def decode_weights(params: Any, positions: int) -> DecodeWeights:
-        del positions  # the rotary angles are computed as they are needed
-        params = merge(params)
-
-        def of_layer(index: int) -> dict[str, jax.Array]:
-            place, repetition = place_of[index]
-            stacked = params["layers"][place]
-            return {
-                name: w[repetition].astype(arch.dtype) if w.ndim == 3 else w[repetition]
-                for name, w in stacked.items()
-            }
-
-        return DecodeWeights(
-            params["embed"].astype(arch.dtype),
-            tuple(of_layer(i) for i in range(arch.layers)),
-            params["final_norm"],
-        )
-
-    def empty_cache(groups: int, group_size: int, slots: int) -> tuple[Any, ...]:
-        rows = (groups, group_size)
-        keys = (*rows, arch.kv_heads)
-        channels = 2 * arch.key_width + arch.value_width
-        matrix = (arch.linear_value_heads, arch.linear_key_dim, arch.linear_value_dim)
-
-        def of_layer(kind: str) -> Any:
-            if kind == LINEAR:
-                recent = jnp.zeros((*rows, arch.conv_width - 1, channels), arch.dtype)
-                return LinearState(recent, jnp.zeros((*rows, *matrix), jnp.float32))
-            return (
-                jnp.zeros((*keys, arch.head_dim, slots), arch.dtype),
-                jnp.zeros((*keys, slots, arch.head_dim), arch.dtype),
-            )
-
-        return tuple(of_layer(kind) for kind in arch.layer_types)
-
-    def grow_cache(cache: tuple[Any, ...], slots: int) -> tuple[Any, ...]:
-        def of_layer(kind: str, held: Any) -> Any:
-            if kind == LINEAR:
-                return held
-            keys, values = held
-            more = slots - keys.shape[-1]
-            return (
-                jnp.pad(keys, [(0, 0)] * 4 + [(0, more)]),
-                jnp.pad(values, [(0, 0)] * 3 + [(0, more), (0, 0)]),
-            )
-
-        return tuple(map(of_layer, arch.layer_types, cache))
-
-    def decode(
-        weights: DecodeWeights,
-        prompt: PromptCache,
-        rows: tuple[Any, ...],
-        tokens: jax.Array,
-        step: jax.Array,
-    ) -> tuple[Any, jax.Array]:
-        x = weights.embed[tokens]
-        positions = jnp.broadcast_to((prompt.lengths + step)[:, None], tokens.shape)
-        angles = mixers.angles_of(arch, positions)
-        written = []
-        for kind, w, shared, own in zip(
-            arch.layer_types, weights.layers, prompt.layers, rows, strict=True
-        ):
-            y = mixers.centred_norm(x, w["input_norm"], arch.norm_eps)
-            if kind == LINEAR:
-                state = jax.tree.map(lambda p, r: jnp.where(step == 0, p[:, None], r), shared, own)
-                mixed, kept = mixers.linear_attention_step(arch, w, y, state)
-            else:
-                mixed, kept = mixers.attention_step(
-                    arch, w, y, angles, (*shared, prompt.lengths), own, step
-                )
-            written.append(kept)
-            x = x + mixed
-            x = x + mixers.swiglu(w, mixers.centred_norm(x, w["post_norm"], arch.norm_eps))
-        return tuple(written), mixers.centred_norm(x, weights.final_norm, arch.norm_eps)
+        return prompt_cache(arch, caches, lengths), last
 
     return Model(
         arch=arch,
@@ -423,11 +363,11 @@ def make_model(arch: HybridArchitecture) -> Model:
         completion_states=partial(completion_states, arch),
         unembedding=unembedding,
         prefill=prefill,
-        decode_weights=decode_weights,
-        empty_cache=empty_cache,
-        grow_cache=grow_cache,
+        decode_weights=partial(decode_weights, arch),
+        empty_cache=partial(empty_cache, arch),
+        grow_cache=partial(grow_cache, arch),
         take_rows=take_rows,
-        decode=decode,
+        decode=partial(decode, arch),
     )
 
 

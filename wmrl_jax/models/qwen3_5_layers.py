@@ -19,15 +19,17 @@ from wmrl_jax.models.shared_prefix import attend_shared
 
 Weights = dict[str, jax.Array]
 
+LINEAR, FULL = "linear_attention", "full_attention"
+
 
 @dataclass(frozen=True)
 class HybridArchitecture:
-    """Sizes and options; C = 2 * linear_heads * linear_key_dim + values is the convolution's width.
+    """Sizes and options of a hybrid backbone.
 
     Attributes:
       rotary_dim: leading dimensions of a head that are rotated.
       linear_key_heads: heads of keys and queries; each serves as many of `linear_value_heads`.
-      layer_types: "linear_attention" or "full_attention", for each layer.
+      layer_types: `LINEAR` or `FULL`, for each layer.
     """
 
     vocab_size: int
@@ -58,6 +60,10 @@ class HybridArchitecture:
             p for p in range(1, count + 1) if count % p == 0 and types == types[:p] * (count // p)
         )
 
+    def place(self, layer: int) -> tuple[str, int]:
+        """Of a layer its place in the pattern, as the parameters name it, and its repetition."""
+        return str(layer % self.period), layer // self.period
+
     @property
     def key_width(self) -> int:
         """Of all linear keys together."""
@@ -67,6 +73,11 @@ class HybridArchitecture:
     def value_width(self) -> int:
         """Of all linear values together."""
         return self.linear_value_heads * self.linear_value_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Inputs of the short convolution, C: linear queries, keys and values."""
+        return 2 * self.key_width + self.value_width
 
 
 class LinearState(NamedTuple):
@@ -206,8 +217,7 @@ def linear_attention(
         before = jnp.pad(segments, ((0, 0), (taps - 1, 0)), mode="edge")
         same = [before[:, tap : tap + time] == segments for tap in range(taps)]
         shifted = [jnp.where(s[..., None], x, 0) for s, x in zip(same, shifted, strict=True)]
-    mixed = sum(x * w["conv"][:, tap].astype(y.dtype) for tap, x in enumerate(shifted))
-    q, k, v, log_decay, rate = _rule_inputs(arch, w, y, jax.nn.silu(mixed))
+    q, k, v, log_decay, rate = _rule_inputs(arch, w, y, _convolved(w, shifted))
     if lengths is not None:
         real = (jnp.arange(time) < lengths[:, None])[..., None]
         log_decay, rate = jnp.where(real, log_decay, 0.0), jnp.where(real, rate, 0.0)
@@ -245,10 +255,20 @@ def linear_attention_step(
     """One token of each row, y [..., D] and a state of the same leading axes."""
     inputs = project(y, w["qkv"].astype(y.dtype))
     window = jnp.concatenate([state.recent, inputs[..., None, :]], axis=-2)
-    mixed = jnp.einsum("...tc,ct->...c", window, w["conv"].astype(y.dtype))
-    q, k, v, log_decay, rate = _rule_inputs(arch, w, y, jax.nn.silu(mixed))
+    taps = [window[..., tap, :] for tap in range(arch.conv_width)]
+    q, k, v, log_decay, rate = _rule_inputs(arch, w, y, _convolved(w, taps))
     matrix, out = delta_step(state.matrix, q, k, v, log_decay, rate)
     return _linear_output(arch, w, y, out), LinearState(window[..., 1:, :], matrix)
+
+
+def _convolved(w: Weights, taps: list[jax.Array]) -> jax.Array:
+    """The short convolution and its activation, of inputs [..., C] with the oldest first.
+
+    Summed in float32 and in one order, so that sampling and training round alike.
+    """
+    kernel = w["conv"].astype(jnp.float32)
+    summed = sum(x.astype(jnp.float32) * kernel[:, tap] for tap, x in enumerate(taps))
+    return jax.nn.silu(summed).astype(taps[-1].dtype)
 
 
 def _rule_inputs(

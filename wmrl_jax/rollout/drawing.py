@@ -56,6 +56,19 @@ def by_row(name: str, setting: Any, dtype: Any, groups: int, group_size: int) ->
     return jnp.broadcast_to(setting, (groups, group_size))
 
 
+def drawing_by_row(
+    groups: int, group_size: int, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any
+) -> Drawing:
+    """Settings of any of the shapes that `by_row` takes, each as [G, N]."""
+    shape = (groups, group_size)
+    return Drawing(
+        by_row("temperature", temperature, jnp.float32, *shape),
+        by_row("top_k", top_k, jnp.int32, *shape),
+        by_row("top_p", top_p, jnp.float32, *shape),
+        by_row("min_p", min_p, jnp.float32, *shape),
+    )
+
+
 def row_noise(key: jax.Array, order: jax.Array, group_size: int, new_tokens: int) -> jax.Array:
     """The uniform numbers of all steps, float32 [G, N, new_tokens, 2] in [0, 1).
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from wmrl_jax.errors import UserError
 from wmrl_jax.models.model import Model
 from wmrl_jax.rollout.compact import compact_rollouts
-from wmrl_jax.rollout.drawing import Convention, Drawing, by_row, draw, row_noise
+from wmrl_jax.rollout.drawing import Convention, Drawing, by_row, draw, drawing_by_row, row_noise
 from wmrl_jax.rollout.stopping import StopTable
 from wmrl_jax.types import Rollouts
 
@@ -141,15 +141,11 @@ def make_sampler(
         if mesh is not None and groups % mesh.size:
             raise UserError(f"{groups} groups cannot be divided over {mesh.size} devices")
 
-        shape = (groups, group_size)
-        drawing = Drawing(
-            by_row("temperature", temperature, jnp.float32, *shape),
-            by_row("top_k", top_k, jnp.int32, *shape),
-            by_row("top_p", top_p, jnp.float32, *shape),
-            by_row("min_p", min_p, jnp.float32, *shape),
+        drawing = drawing_by_row(
+            groups, group_size, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
         )
         order = jnp.arange(groups, dtype=jnp.int32)
-        limits = jnp.minimum(by_row("limit", limit, jnp.int32, *shape), new_tokens)
+        limits = jnp.minimum(by_row("limit", limit, jnp.int32, groups, group_size), new_tokens)
         return compiled(params, prompts, prompt_lengths, order, key, drawing, limits)
 
     return sample

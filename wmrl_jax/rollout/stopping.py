@@ -17,6 +17,9 @@ from wmrl_jax.errors import UserError
 MOST_CELLS = 1 << 26
 """States times tokens: 128 MB."""
 
+MOST_STATES = 1 << 15
+"""States that an int16 tells apart."""
+
 
 class StopTable(NamedTuple):
     """The automaton of Aho and Corasick (1975) for some strings and a vocabulary.
@@ -43,13 +46,14 @@ def stop_table(pieces: Sequence[bytes], stops: Sequence[str]) -> StopTable:
     """
     if not stops or not all(stops):
         raise UserError("stop strings must be texts of at least one character")
-    by_byte, found = _automaton([text.encode() for text in stops])
-    count = len(by_byte)
-    if count * len(pieces) > MOST_CELLS:
+    trie, ends = _trie([text.encode() for text in stops])
+    count = len(trie) + 1  # and the one that is never left
+    if count * len(pieces) > MOST_CELLS or count > MOST_STATES:
         raise UserError(
             f"the stop strings have {count} states for {len(pieces)} tokens, more than "
-            f"{MOST_CELLS} cells; take shorter ones"
+            f"{MOST_STATES} states or {MOST_CELLS} cells; take shorter ones"
         )
+    by_byte, found = _automaton(trie, ends)
     longest = max(map(len, pieces), default=0)
     padded = np.zeros((len(pieces), longest), np.uint8)
     lengths = np.array([len(piece) for piece in pieces])
@@ -62,8 +66,8 @@ def stop_table(pieces: Sequence[bytes], stops: Sequence[str]) -> StopTable:
     return StopTable(states, np.asarray(found, np.int16))
 
 
-def _automaton(strings: Sequence[bytes]) -> tuple[np.ndarray, int]:
-    """Transitions int16 [states, 256], with one last, absorbing state for all ends."""
+def _trie(strings: Sequence[bytes]) -> tuple[list[dict[int, int]], set[int]]:
+    """The nodes, each with its children by byte, and those in which a string ends."""
     trie: list[dict[int, int]] = [{}]
     ends: set[int] = set()
     for string in strings:
@@ -74,6 +78,12 @@ def _automaton(strings: Sequence[bytes]) -> tuple[np.ndarray, int]:
                 trie[node][byte] = len(trie) - 1
             node = trie[node][byte]
         ends.add(node)
+    return trie, ends
+
+
+def _automaton(trie: list[dict[int, int]], ends: set[int]) -> tuple[np.ndarray, int]:
+    """Transitions int16 [states, 256], with one last, absorbing state for all ends."""
+    ends = set(ends)
     found = len(trie)
     table = np.zeros((found + 1, 256), np.int16)
     fail = [0] * found
