@@ -123,7 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     method.add_argument("--out", type=Path, default=Path("runs/bench"), help="(runs/bench)")
     method.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     method.set_defaults(command=_bench_method)
-    for name, text in (("sampler", "tokens sampled a second"), ("train", "one GRPO step with KL")):
+    for name, text in (
+        ("sampler", "tokens sampled a second"),
+        ("train", "one GRPO step with KL"),
+        ("ragged", "rows of uneven lengths: packed or padded, slots refilled or in step"),
+    ):
         _add_bench_model(bench, name, text)
 
     config = _with_config(

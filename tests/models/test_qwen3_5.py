@@ -16,6 +16,7 @@ import pytest
 from wmrl_jax.errors import UserError
 from wmrl_jax.method.logprobs import token_logprobs
 from wmrl_jax.models.families import family_of
+from wmrl_jax.models.packing import make_packing
 from wmrl_jax.models.pretrained import abstract_params, load_pretrained, open_pretrained
 from wmrl_jax.models.qwen3_5 import FAMILY, architecture, make_model, weights
 from wmrl_jax.models.qwen3_5_layers import FULL, LINEAR, HybridArchitecture
@@ -111,6 +112,18 @@ def test_rows_that_share_a_prompt_give_the_states_of_a_full_pass(decoded, params
         params, decoded.prompts, decoded.lengths, decoded.tokens
     )
     np.testing.assert_allclose(shared, decoded.whole, atol=1e-4)
+
+
+def test_packed_rows_of_uneven_lengths_give_the_states_of_a_full_pass(decoded, params):
+    lengths = np.random.default_rng(5).integers(0, STEPS + 1, (GROUPS, ROWS))
+    scored = np.arange(STEPS) < lengths[..., None]
+    packing = make_packing(jnp.asarray(lengths), STEPS, int(lengths.sum(1).max()))
+    packed = jax.jit(MODEL.packed_states)(
+        params, decoded.prompts, decoded.lengths, decoded.tokens, packing
+    )
+    for group in range(GROUPS):
+        expected = decoded.whole[group, :, :-1][scored[group]]
+        np.testing.assert_allclose(packed[group, : len(expected)], expected, atol=1e-4)
 
 
 def test_what_stands_in_the_padding_of_a_prompt_does_not_reach_its_state(decoded, params):

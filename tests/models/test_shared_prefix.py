@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from wmrl_jax.models.model import Model, build_model
-from wmrl_jax.models.shared_prefix import completion_states
+from wmrl_jax.models.packing import make_packing
+from wmrl_jax.models.shared_prefix import completion_states, packed_states
 from wmrl_jax.train.config import ModelConfig
 
 TINY = ModelConfig(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
@@ -71,6 +72,38 @@ def test_gradients_equal_those_of_rows_with_prompts_of_their_own() -> None:
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-3), found, expected
+    )
+
+
+@pytest.mark.parametrize("capacity", [14, 18])  # the fullest group has 17
+def test_packed_states_and_gradients_equal_those_of_rows(capacity: int) -> None:
+    model = build_model(TINY, 40)
+    params = model.init(jax.random.key(1))
+    prompts, completions = batch()
+    lengths = np.minimum(LENGTHS, 4 if capacity == 14 else S)
+    packing = make_packing(jnp.asarray(lengths), S, capacity)
+    scored = np.arange(S) < lengths[..., None]
+
+    def packed(params: object) -> jax.Array:
+        return packed_states(
+            model.arch, params, prompts, jnp.asarray(PROMPT_LENGTHS), completions, packing
+        )
+
+    def shared(params: object) -> jax.Array:
+        return completion_states(
+            model.arch, params, prompts, jnp.asarray(PROMPT_LENGTHS), completions
+        )[:, :, :-1]
+
+    found, expected = jax.jit(packed)(params), jax.jit(shared)(params)
+    for g in range(2):
+        total = int(lengths[g].sum())
+        np.testing.assert_allclose(found[g, :total], expected[g][scored[g]], atol=2e-5)
+
+    real = np.arange(capacity) < lengths.sum(1)[:, None]
+    of_packed = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(packed(p)) * real[..., None])))(params)
+    of_rows = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(shared(p)) * scored[..., None])))(params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-3), of_packed, of_rows
     )
 
 

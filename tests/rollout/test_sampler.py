@@ -181,6 +181,7 @@ def repeating_model(calls: list[int]) -> Model:
         init=MODEL.init,
         hidden=MODEL.hidden,
         completion_states=MODEL.completion_states,
+        packed_states=MODEL.packed_states,
         unembedding=lambda params: jnp.eye(VOCABULARY),
         prefill=prefill,
         decode_weights=lambda params, positions: params,

@@ -32,6 +32,15 @@ print(json.dumps({"impl": "peer", "metric": "generate.seconds", "dtype": flags["
             "train",
             {"train.seconds", "train.ref_seconds", "train.policy_seconds", "train.tokens_per_s"},
         ),
+        (
+            "ragged",
+            {"ragged.train_padded_seconds", "ragged.train_packed_seconds"}
+            | {
+                f"ragged.sampler_{how}_{lengths}_tokens_per_s"
+                for how in ("refilled", "in_step")
+                for lengths in ("equal", "geometric")
+            },
+        ),
     ],
 )
 def test_a_benchmark_leaves_one_record_a_figure(bench, metrics, tmp_path):
@@ -65,6 +74,11 @@ def test_a_peer_that_fails_is_named_with_its_last_words(tmp_path, capsys):
     arguments = ["bench", "sampler", "--out", str(tmp_path), "--dtypes", "float32", *SMALL]
     assert main([*arguments, "--peer", peer]) == 2
     assert "no such thing" in capsys.readouterr().err
+
+
+def test_a_peer_where_none_is_asked_is_refused(tmp_path, capsys):
+    assert main(["bench", "ragged", "--out", str(tmp_path), *SMALL, "--peer", "true"]) == 2
+    assert "leave --peer out" in capsys.readouterr().err
 
 
 def test_figures_of_several_rounds_are_pooled():

@@ -14,10 +14,11 @@ from wmrl_jax.method import debias, denoise
 from wmrl_jax.method.advantages import group_advantages
 from wmrl_jax.models.lora import merge
 from wmrl_jax.models.model import build_model
+from wmrl_jax.train.completion_logprobs import make_capacity, make_reference
 from wmrl_jax.train.config import Config, CorrectionsConfig, ModelConfig, TrainConfig
 from wmrl_jax.train.mesh import make_mesh, put_by_group
 from wmrl_jax.train.policy import make_policy
-from wmrl_jax.train.step import init_state, make_reference, make_train_step
+from wmrl_jax.train.step import init_state, make_train_step
 from wmrl_jax.types import Rollouts, ScoredBatch
 
 GROUPS, SIZE, PROMPT, NEW, VOCAB = 8, 4, 6, 10, 40
@@ -121,6 +122,31 @@ def test_eight_devices_and_microbatches_give_the_step_of_one(model, params, fusi
         assert_trees_close(other_metrics, metrics, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("sections", [{}, {"train": {"microbatches": 2}}])
+def test_a_packed_batch_gives_the_step_of_a_padded_one_on_any_number_of_devices(
+    model, params, sections
+):
+    batch = make_batch(model, params, anchors=(1, 4))
+    empty = batch._replace(loss_mask=batch.loss_mask & (np.arange(GROUPS) != 2)[:, None, None])
+    expected, metrics = run(model, params, make_config(**sections), empty)
+    train = {**sections.get("train", {}), "packing": True}
+    packed = make_config(train=train)
+    for devices in (1, 4):
+        got, got_metrics = run(model, params, packed, empty, devices=devices)
+        assert_trees_close(got.params, expected.params, rtol=1e-4, atol=1e-6)
+        assert_trees_close(got_metrics, metrics, rtol=1e-4, atol=1e-5)
+
+
+def test_a_packed_step_computes_fewer_tokens_where_completions_are_short(model, params):
+    batch = make_batch(model, params)
+    short = np.arange(PROMPT + NEW) < batch.loss_mask.any(1).argmax(-1)[:, None, None] + 2
+    config = make_config(train={"packing": True})
+    capacity = make_capacity(config, make_mesh(jax.devices()[:1]))
+    assert capacity(batch.loss_mask & short) == SIZE * NEW // 4
+    assert capacity(np.ones_like(batch.loss_mask)) == SIZE * NEW
+    assert make_capacity(make_config(), make_mesh())(batch.loss_mask) is None
+
+
 def test_a_slot_without_a_group_and_ungraded_rollouts_contribute_nothing(model, params):
     config = make_config()
     batch = make_batch(model, params, anchors=(1,))
@@ -192,8 +218,9 @@ def test_the_logged_difference_is_that_of_behaviour_and_recomputed_logprobs(mode
     np.testing.assert_allclose(metrics.sampler_trainer_difference, 0.25, atol=1e-4)
 
 
-def test_the_reference_gives_the_logprobs_of_its_parameters(model, params):
-    config = make_config(loss={"kl_coef": 0.1})
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_reference_gives_the_logprobs_of_its_parameters(model, params, packing):
+    config = make_config(loss={"kl_coef": 0.1}, train={"packing": packing})
     batch = make_batch(model, params)
     mesh = make_mesh(jax.devices()[:1])
     lengths = batch.loss_mask.any(1).argmax(-1).astype(np.int32)

@@ -19,7 +19,8 @@ from wmrl_jax.models.decoding import (
     grow_cache,
     take_rows,
 )
-from wmrl_jax.models.shared_prefix import completion_states
+from wmrl_jax.models.packing import Packing
+from wmrl_jax.models.shared_prefix import completion_states, packed_states
 from wmrl_jax.models.transformer import REMAT, Architecture, Transformer
 
 
@@ -75,6 +76,8 @@ class Model:
       completion_states: (params, prompts int32 [G, P], prompt_lengths [G], completions [G, N, S])
         -> [G, N, S + 1, D]: entry s has read the prompt and s completion tokens; each prompt is
         computed once. Padding is on the right.
+      packed_states: (params, prompts, prompt_lengths, completions, `Packing` of their tokens) ->
+        [G, C, D]: the states that score the packed tokens; padding is not computed.
       unembedding: params -> [D, V]; `hidden @ unembedding` are the logits.
       prefill: (params, tokens int32 [G, P], lengths int32 [G]) -> (prompt cache, hidden state of
         each prompt's last token [G, D]).
@@ -92,6 +95,7 @@ class Model:
     init: Callable[[jax.Array], Any]
     hidden: HiddenFn
     completion_states: Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]
+    packed_states: Callable[[Any, jax.Array, jax.Array, jax.Array, Packing], jax.Array]
     unembedding: Callable[[Any], jax.Array]
     prefill: Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
     decode_weights: Callable[[Any, int], Any]
@@ -168,6 +172,7 @@ def make_dense(arch: Architecture) -> Model:
         init=jax.jit(init),
         hidden=hidden,
         completion_states=partial(completion_states, arch),
+        packed_states=partial(packed_states, arch),
         unembedding=unembedding,
         prefill=prefill,
         decode_weights=partial(decode_weights, arch),

@@ -31,6 +31,7 @@ from wmrl_jax.models import qwen3_5_layers as mixers
 from wmrl_jax.models.decoding import take_rows
 from wmrl_jax.models.families import Family, Settings, Weight, rotary
 from wmrl_jax.models.model import Model
+from wmrl_jax.models.packing import Packing
 from wmrl_jax.models.qwen3_5_decoding import (
     decode,
     decode_weights,
@@ -39,7 +40,11 @@ from wmrl_jax.models.qwen3_5_decoding import (
     prompt_cache,
 )
 from wmrl_jax.models.qwen3_5_layers import FULL, LINEAR, HybridArchitecture
-from wmrl_jax.models.shared_prefix import group_stream, states_of_stream
+from wmrl_jax.models.shared_prefix import (
+    group_stream,
+    packed_states_of_stream,
+    states_of_stream,
+)
 from wmrl_jax.models.transformer import REMAT
 
 MixFn = Callable[[str, dict[str, jax.Array], jax.Array], tuple[jax.Array, Any]]
@@ -311,19 +316,42 @@ def completion_states(
     completions: jax.Array,
 ) -> jax.Array:
     """See `Model.completion_states`."""
-    prompt_tokens, rows = prompts.shape[1], completions.shape[1]
-    tokens, positions = group_stream(prompts, prompt_lengths, completions)
+    x = _stream_states(arch, params, prompts, prompt_lengths, completions, None)
+    return states_of_stream(x, prompt_lengths, prompts.shape[1], completions.shape[1])
+
+
+def packed_states(
+    arch: HybridArchitecture,
+    params: Any,
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    completions: jax.Array,
+    packing: Packing,
+) -> jax.Array:
+    """See `Model.packed_states`; linear attention, which goes on by row, takes the rows apart."""
+    x = _stream_states(arch, params, prompts, prompt_lengths, completions, packing)
+    return packed_states_of_stream(x, prompt_lengths, prompts.shape[1], completions, packing)
+
+
+def _stream_states(
+    arch: HybridArchitecture,
+    params: Any,
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    completions: jax.Array,
+    packing: Packing | None,
+) -> jax.Array:
+    shared = (prompt_lengths, prompts.shape[1], completions.shape[1], packing)
+    tokens, positions = group_stream(prompts, prompt_lengths, completions, packing)
     angles = mixers.angles_of(arch, positions)
 
     def mix(kind: str, w: dict[str, jax.Array], y: jax.Array) -> tuple[jax.Array, None]:
-        shared = (prompt_lengths, prompt_tokens, rows)
         if kind == LINEAR:
             return mixers.linear_attention_of_rows(arch, w, y, *shared), None
         return mixers.attention_of_rows(arch, w, y, angles, *shared), None
 
     x, _ = _run(arch, params["layers"], params["embed"][tokens].astype(arch.dtype), mix)
-    x = mixers.centred_norm(x, params["final_norm"], arch.norm_eps)
-    return states_of_stream(x, prompt_lengths, prompt_tokens, rows)
+    return mixers.centred_norm(x, params["final_norm"], arch.norm_eps)
 
 
 def make_model(arch: HybridArchitecture) -> Model:
@@ -361,6 +389,7 @@ def make_model(arch: HybridArchitecture) -> Model:
         init=jax.jit(init),
         hidden=hidden,
         completion_states=partial(completion_states, arch),
+        packed_states=partial(packed_states, arch),
         unembedding=unembedding,
         prefill=prefill,
         decode_weights=partial(decode_weights, arch),

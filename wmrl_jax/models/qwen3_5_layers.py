@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from wmrl_jax.models.decoding import attend_cached
 from wmrl_jax.models.delta_rule import delta_rule, delta_step
 from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotary_angles, rotate
+from wmrl_jax.models.packing import Packing, pack, unpack
 from wmrl_jax.models.shared_prefix import attend_shared
 
 Weights = dict[str, jax.Array]
@@ -156,10 +157,11 @@ def attention_of_rows(
     prompt_lengths: jax.Array,
     prompt_tokens: int,
     rows: int,
+    packing: Packing | None = None,
 ) -> jax.Array:
-    """Gated attention over the stream [G, P + N*S, D] of `shared_prefix.group_stream`."""
+    """Gated attention over the stream [G, P + N*S or C, D] of `shared_prefix.group_stream`."""
     queries, keys, values, gate = _queries_keys_values(arch, w, y, angles)
-    mixed = attend_shared(queries, keys, values, prompt_lengths, prompt_tokens, rows)
+    mixed = attend_shared(queries, keys, values, prompt_lengths, prompt_tokens, rows, packing)
     return _gated_output(w, mixed, gate)
 
 
@@ -239,14 +241,20 @@ def linear_attention_of_rows(
     prompt_lengths: jax.Array,
     prompt_tokens: int,
     rows: int,
+    packing: Packing | None = None,
 ) -> jax.Array:
     """Linear attention over a stream; every row goes on from the state behind its prompt."""
     groups, _, width = y.shape
     by_prompt, state = linear_attention(arch, w, y[:, :prompt_tokens], lengths=prompt_lengths)
     state = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), state)
-    own = y[:, prompt_tokens:].reshape(groups * rows, -1, width)
-    by_rows, _ = linear_attention(arch, w, own, state=state)
-    return jnp.concatenate([by_prompt, by_rows.reshape(groups, -1, width)], axis=1)
+    own = y[:, prompt_tokens:]
+    if packing is not None:
+        own = unpack(packing, own)
+    by_rows, _ = linear_attention(arch, w, own.reshape(groups * rows, -1, width), state=state)
+    by_rows = by_rows.reshape(groups, -1, width)
+    if packing is not None:
+        by_rows = pack(packing, by_rows)
+    return jnp.concatenate([by_prompt, by_rows], axis=1)
 
 
 def linear_attention_step(

@@ -1,7 +1,7 @@
 """Many completions of few prompts, each prompt computed once: hidden states with gradients.
 
 What `Model.hidden` gives on rows of prompt and completion, at about half the cost where prompts
-are as long as completions. For dense backbones.
+are as long as completions, and less where the rows are packed. For dense backbones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from wmrl_jax.models.layers import causal_attention, project, rms_norm, rotate
+from wmrl_jax.models.packing import Packing, pack, unpack
 from wmrl_jax.models.transformer import REMAT, Architecture, arch_angles, head_norm
 
 
@@ -35,9 +36,44 @@ def completion_states(
       [G, N, S + 1, D]: entry s has read the prompt and s completion tokens, so that its logits
       score token s.
     """
+    x = _stream_states(arch, params, prompts, prompt_lengths, completions, None)
+    return states_of_stream(x, prompt_lengths, prompts.shape[1], completions.shape[1])
+
+
+def packed_states(
+    arch: Architecture,
+    params: Any,
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    completions: jax.Array,
+    packing: Packing,
+) -> jax.Array:
+    """The states [G, C, D] of `completion_states` that score the packed tokens, and no others.
+
+    Args:
+      arch: the backbone's sizes.
+      params: the parameters of `Transformer`.
+      prompts: int32 [G, P], padded on the right.
+      prompt_lengths: int32 [G], at least 1.
+      completions: int32 [G, N, S].
+      packing: of the completions' tokens.
+    """
+    x = _stream_states(arch, params, prompts, prompt_lengths, completions, packing)
+    return packed_states_of_stream(x, prompt_lengths, prompts.shape[1], completions, packing)
+
+
+def _stream_states(
+    arch: Architecture,
+    params: Any,
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    completions: jax.Array,
+    packing: Packing | None,
+) -> jax.Array:
+    """Final-normed states [G, P + N*S or C, D] of `group_stream`."""
     groups, prompt_tokens = prompts.shape
     rows, head_dim = completions.shape[1], arch.head_dim
-    tokens, positions = group_stream(prompts, prompt_lengths, completions)
+    tokens, positions = group_stream(prompts, prompt_lengths, completions, packing)
     cos, sin = (part[:, :, None, :] for part in arch_angles(arch, positions))
 
     def layer(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
@@ -52,7 +88,9 @@ def completion_states(
         keys = head_norm(heads(y, "k"), w.get("k_norm"), eps=arch.norm_eps)
         queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
         values = heads(y, "v")
-        attended = attend_shared(queries, keys, values, prompt_lengths, prompt_tokens, rows)
+        attended = attend_shared(
+            queries, keys, values, prompt_lengths, prompt_tokens, rows, packing
+        )
         x = x + onto(attended.reshape(groups, tokens.shape[1], -1), "o")
         y = rms_norm(x, w["post_norm"], eps=arch.norm_eps)
         return x + onto(jax.nn.silu(onto(y, "gate")) * onto(y, "up"), "down"), None
@@ -61,25 +99,31 @@ def completion_states(
     if arch.remat != "none":
         block = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[arch.remat])
     x, _ = jax.lax.scan(block, params["embed"][tokens].astype(arch.dtype), params["layers"])
-    x = rms_norm(x, params["final_norm"], eps=arch.norm_eps)
-    return states_of_stream(x, prompt_lengths, prompt_tokens, rows)
+    return rms_norm(x, params["final_norm"], eps=arch.norm_eps)
 
 
 def group_stream(
-    prompts: jax.Array, prompt_lengths: jax.Array, completions: jax.Array
+    prompts: jax.Array,
+    prompt_lengths: jax.Array,
+    completions: jax.Array,
+    packing: Packing | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """One stream per group: the prompt, and then the rows one behind the other.
 
     All but the mixing of tokens treats them alike, and wants few large matrix products.
 
     Returns:
-      (tokens, positions), int32 [G, P + N*S]; a row's positions go on from its prompt's.
+      (tokens, positions), int32 [G, P + N*S], or [G, P + C] where packed; a row's positions go on
+      from its prompt's.
     """
     groups, prompt_tokens = prompts.shape
     own = prompt_lengths[:, None, None] + jnp.arange(completions.shape[2])
     own = jnp.broadcast_to(own, completions.shape).reshape(groups, -1)
+    written = completions.reshape(groups, -1)
+    if packing is not None:
+        own, written = pack(packing, own), pack(packing, written)
     read = jnp.broadcast_to(jnp.arange(prompt_tokens), (groups, prompt_tokens))
-    tokens = jnp.concatenate([prompts, completions.reshape(groups, -1)], axis=1)
+    tokens = jnp.concatenate([prompts, written], axis=1)
     return tokens, jnp.concatenate([read, own], axis=1)
 
 
@@ -93,6 +137,20 @@ def states_of_stream(
     return jnp.concatenate([last, x[:, prompt_tokens:].reshape(groups, rows, -1, width)], 2)
 
 
+def packed_states_of_stream(
+    x: jax.Array,
+    prompt_lengths: jax.Array,
+    prompt_tokens: int,
+    completions: jax.Array,
+    packing: Packing,
+) -> jax.Array:
+    """From states [G, P + C, D] of a packed stream those of `packed_states`, [G, C, D]."""
+    last = jnp.take_along_axis(x, prompt_lengths[:, None, None] - 1, axis=1)
+    before = jnp.concatenate([last, x[:, prompt_tokens:-1]], axis=1)
+    first = packing.slots % completions.shape[2] == 0
+    return jnp.where(first[..., None], last, before)
+
+
 def attend_shared(
     queries: jax.Array,
     keys: jax.Array,
@@ -100,24 +158,28 @@ def attend_shared(
     prompt_lengths: jax.Array,
     prompt_tokens: int,
     rows: int,
+    packing: Packing | None = None,
 ) -> jax.Array:
     """Attention of a stream of a prompt and the rows behind it, which see it and themselves.
 
     Args:
-      queries: [G, P + N*S, H, head_dim], rotated.
+      queries: [G, P + N*S, H, head_dim], rotated; C for N*S where packed.
       keys: [G, P + N*S, K, head_dim]; `values` alike.
       values: see `keys`.
       prompt_lengths: int32 [G], real tokens of the P.
       prompt_tokens: P.
       rows: N.
+      packing: of the rows' tokens; None: all slots are there.
 
     Returns:
-      [G, P + N*S, H, head_dim].
+      As `queries`.
     """
     (q_prompt, q), (k_prompt, k), (v_prompt, v) = (
         jnp.split(part, [prompt_tokens], axis=1) for part in (queries, keys, values)
     )
     by_prompt = causal_attention(q_prompt, k_prompt, v_prompt)
+    if packing is not None:
+        q, k, v = (unpack(packing, part) for part in (q, k, v))
     groups, _, heads, head_dim = q.shape
     kv_heads, new_tokens = k.shape[2], k.shape[1] // rows
     repeats = heads // kv_heads
@@ -152,6 +214,8 @@ def attend_shared(
     mixed += _dot("gnkmp,gnkpd->gnkmd", on_own, v)
     mixed = mixed.reshape(groups, rows, heads, new_tokens, head_dim).swapaxes(2, 3)
     by_rows = mixed.astype(v.dtype).reshape(groups, -1, heads, head_dim)
+    if packing is not None:
+        by_rows = pack(packing, by_rows)
     return jnp.concatenate([by_prompt, by_rows], axis=1)
 
 

@@ -157,6 +157,7 @@ class TrainConfig:
     groups: Count = 8  # a step
     group_size: Count = 8  # rollouts of a group, at least 2
     microbatches: Count = 1  # divides groups
+    packing: bool = False  # true: padding is not computed; a program for each of a few capacities
     fused: bool = False  # true: sampling, scoring, queue and update as one compiled program
     optimizer: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
     learning_rate: Positive = 1e-4

@@ -15,6 +15,7 @@ from wmrl_jax.errors import UserError, did_you_mean
 from wmrl_jax.sandbox.queue import SandboxQueue
 from wmrl_jax.train import evaluation_io, fused
 from wmrl_jax.train.checkpoint import Checkpoints
+from wmrl_jax.train.completion_logprobs import make_reference
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.data import task_iterator
 from wmrl_jax.train.evaluate import Evaluation, compare, summarise
@@ -33,7 +34,7 @@ from wmrl_jax.train.records import RunLog
 from wmrl_jax.train.report import write_report
 from wmrl_jax.train.run_folder import claim_run_folder, load_run_config
 from wmrl_jax.train.setting import Setting, TaskSet
-from wmrl_jax.train.step import init_state, make_reference, make_train_step
+from wmrl_jax.train.step import init_state, make_train_step
 from wmrl_jax.train.warm_start import FIDELITY, Stages, WarmStart
 from wmrl_jax.types import TrainState
 from wmrl_jax.world_model import fidelity as fidelity_report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,15 +12,19 @@ import optax
 from jax.sharding import Mesh
 
 from wmrl_jax.method import denoise
-from wmrl_jax.method.logprobs import token_logprobs
 from wmrl_jax.method.losses import LossMetrics, loss_count, policy_loss
 from wmrl_jax.models.model import Model
-from wmrl_jax.rollout.compact import join_rows, prompt_lengths_of, split_rows
+from wmrl_jax.rollout.compact import prompt_lengths_of, split_rows
+from wmrl_jax.train.completion_logprobs import (
+    completion_lengths,
+    completion_logprobs,
+    make_capacity,
+)
 from wmrl_jax.train.config import Config
 from wmrl_jax.train.corrections import Corrected, correct, init_corrections
 from wmrl_jax.train.mesh import by_group, check_divisible, replicated
 from wmrl_jax.train.policy import Policy
-from wmrl_jax.types import Rollouts, ScoredBatch, TrainState
+from wmrl_jax.types import ScoredBatch, TrainState
 
 TrainStepFn = Callable[[TrainState, ScoredBatch], tuple[TrainState, "Metrics"]]
 
@@ -139,8 +144,9 @@ def make_train_step(
 
     The state is donated and replicated; the batch is sharded over the mesh along its groups, and
     goes through the backbone in `train.microbatches` parts of as many groups. Prompts are
-    computed once per group. The result does not depend on the number of devices or microbatches,
-    but for the order of float32 sums.
+    computed once per group. With `train.packing` padding is not computed: the step looks at the
+    batch's lengths, and is compiled for each of a few capacities that comes up. The result does not
+    depend on the number of devices, microbatches or packing, but for the order of float32 sums.
 
     Args:
       model: the policy's backbone.
@@ -159,7 +165,9 @@ def make_train_step(
 
     base, scale = (None, 1.0) if policy is None else (policy.base, policy.scale)
 
-    def step(state: TrainState, base: Any, batch: ScoredBatch) -> tuple[TrainState, Metrics]:
+    def step(
+        state: TrainState, base: Any, batch: ScoredBatch, capacity: int | None
+    ) -> tuple[TrainState, Metrics]:
         full = Policy(state.params, base, scale).full
         corrected = correct(
             state.debias,
@@ -170,7 +178,9 @@ def make_train_step(
             _group_sizes(batch.loss_mask, config),
             config,
         )
-        grads, sums, count = _gradient(model, config, full, state.params, batch, corrected, mesh)
+        grads, sums, count = _gradient(
+            model, config, full, state.params, batch, corrected, mesh, capacity
+        )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new_state = TrainState(
             params=optax.apply_updates(state.params, updates),
@@ -183,41 +193,19 @@ def make_train_step(
         return new_state, _metrics(batch, corrected, sums, count, optax.tree.norm(grads))
 
     whole = replicated(mesh)
-    compiled = jax.jit(
-        step,
-        in_shardings=(whole, whole, by_group(mesh)),
-        out_shardings=(whole, whole),
-        donate_argnums=0,
-    )
+
+    @cache
+    def compiled(capacity: int | None) -> Callable[..., tuple[TrainState, Metrics]]:
+        return jax.jit(
+            partial(step, capacity=capacity),
+            in_shardings=(whole, whole, by_group(mesh)),
+            out_shardings=(whole, whole),
+            donate_argnums=0,
+        )
+
+    capacity_of = make_capacity(config, mesh)
     # The base is an argument of the program: closed over, it would be a constant in it.
-    return lambda state, batch: compiled(state, base, batch)
-
-
-def make_reference(
-    model: Model, config: Config, mesh: Mesh
-) -> Callable[[Any, Rollouts], jax.Array] | None:
-    """`(params, rollouts) -> log-probs float32 [G, N, T]` under a KL reference; None without one.
-
-    Args:
-      model: the backbone.
-      config: without `loss.kl_coef` there is no reference.
-      mesh: the devices.
-    """
-    if config.loss.kl_coef == 0.0:
-        return None
-
-    def reference(params: Any, rollouts: Rollouts) -> jax.Array:
-        prompts, completions = split_rows(
-            rollouts.tokens, rollouts.prompt_lengths, config.model.prompt_tokens
-        )
-        logprobs, _ = _logprobs(
-            model, config, params, prompts, rollouts.prompt_lengths, completions
-        )
-        joined = join_rows(logprobs, rollouts.prompt_lengths, config.model.prompt_tokens)
-        return jnp.where(rollouts.loss_mask, joined, 0.0)
-
-    split = by_group(mesh)
-    return jax.jit(reference, in_shardings=(replicated(mesh), split), out_shardings=split)
+    return lambda state, batch: compiled(capacity_of(batch.loss_mask))(state, base, batch)
 
 
 def _gradient(
@@ -228,6 +216,7 @@ def _gradient(
     batch: ScoredBatch,
     corrected: Corrected,
     mesh: Mesh,
+    capacity: int | None,
 ) -> tuple[Any, _Sums, jax.Array]:
     """Gradient of the whole batch's loss, its sums, and its denominator."""
     every = jnp.broadcast_to(corrected.keep[:, None], batch.predicted.shape)
@@ -245,9 +234,10 @@ def _gradient(
     )
 
     def loss(params: Any, part: _Rows) -> tuple[jax.Array, _Sums]:
-        logprobs, entropy = _logprobs(
-            model, config, full(params), part.prompts, part.prompt_lengths, part.completions
-        )
+        logprobs, entropy = completion_logprobs(
+            model, config, full(params), part.prompts, part.prompt_lengths, part.completions,
+            completion_lengths(part.mask), capacity,
+        )  # fmt: skip
         got = policy_loss(
             logprobs,
             part.behaviour_logprobs,
@@ -284,25 +274,6 @@ def _gradient(
     start = (jax.tree.map(jnp.zeros_like, params), none)
     (grads, sums), _ = jax.lax.scan(accumulate, start, split)
     return grads, sums, count
-
-
-def _logprobs(
-    model: Model,
-    config: Config,
-    params: Any,
-    prompts: jax.Array,
-    prompt_lengths: jax.Array,
-    completions: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Log-probs and entropies float32 [g, N, S] of completions, at the sampler's temperature."""
-    states = model.completion_states(params, prompts, prompt_lengths, completions)[:, :, :-1]
-    return token_logprobs(
-        states,
-        model.unembedding(params),
-        completions,
-        chunk=config.train.logprob_chunk,
-        temperature=config.sampler.temperature,
-    )
 
 
 def _take_apart(batch: ScoredBatch, corrected: Corrected, config: Config) -> _Rows:

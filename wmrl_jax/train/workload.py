@@ -38,5 +38,8 @@ class Workload:
         return [part for name, value in pairs for part in (f"--{name}", str(value))]
 
 
-BENCHES = {"sampler": "generate", "train": "train"}
-"""Our names, and those of the figures."""
+BENCHES = {"sampler": "generate", "train": "train", "ragged": None}
+"""Our names, and those that a peer knows; None where no peer is asked."""
+
+IMPL = "wmrl_jax"
+"""Who we are in a table of figures."""
